@@ -84,7 +84,6 @@ KINDS: dict[str, Callable[[int], messages.Message]] = {
     "OFF": lambda n: messages.Off(n, LONG),
     "BEAT": lambda n: makers.beat(n, 0, 0),
     "INSPECTED": lambda n: messages.Inspected(n, LONG, (LONG,) * messages.MAX_STACK_LINES),
-    "LISTEN": lambda n: messages.Listen(f"{JOB}-0", 0, str(n)),
     "ACK": lambda n: messages.Ack(n, abort=True),
     "BYE": lambda n: messages.Bye(n, "finished", LONG),
     "TUNE": lambda n: messages.Tune("", Tuning(trace_batch_nums=tuple(range(n, n + 5000)))),

@@ -40,33 +40,6 @@ def test_ranks_on_other_hosts_are_stopped_by_a_trip(site: Site) -> None:
     trip_stops_all(site, culprit=1)
 
 
-def test_a_rank_on_another_host_that_keeps_the_interpreter_is_ended_after_the_grace(site: Site) -> None:
-    """Whether its grace is over before its stand-in has started, or long after."""
-    for grace in ("1", "12"):
-        site.collect("--abort-grace", grace)
-        stuck, tripped = site.start(2)[-2:]
-        assert stuck.ask("keep_interpreter", 59) == "kept"
-        tripped.tell("trip")
-        assert (stuck.wait(), tripped.wait()) == (ABORTED, ABORTED)
-        assert "ended process" not in site.log
-        assert "rank 0 is ended: its GIL is kept" in stuck.errors
-        assert site.end() == 0
-        site.ranks.clear()
-
-
-def test_a_rank_on_another_host_that_keeps_the_interpreter_for_a_while_trains_on(site: Site, hosts: Hosts) -> None:
-    site.collect()
-    rank, other = site.start(2)
-    assert rank.ask("keep_interpreter_until_told") == "kept"
-    until(lambda: site.notes("listen"))
-    assert (rank.ask("batches", 3), rank.hear()) == (None, 3)
-    until(lambda: not any("stand_in" in command for command in hosts.running("node0")))
-    assert other.ask("batches", 3) == 3
-    for each in (rank, other):
-        assert each.close() == 0
-    assert site.recorded() == trained(3, 3)
-
-
 def test_a_network_that_is_cut_and_repaired_loses_no_batch_and_no_rank(site: Site, hosts: Hosts) -> None:
     site.collect()
     ranks = site.start(2)

@@ -46,8 +46,6 @@ ONE_OF_EACH: list[messages.Message] = [
     messages.Inspected(3, "train.py:31 in load", ("main thread", "  train.py:31 in load")),
     messages.Abort("rank 1 of 2", 1, 1000.0, 10.0, 300.0, 7, "decoder.wo", "overflow"),
     messages.Stay(300.0),
-    messages.Listen("train-0", 3, "b1"),
-    messages.End("b1"),
     messages.Ack(9, abort=True, handled=11),
     messages.Bye(10, "failed", "KeyError: 'x'", makers.moment(3, 0, 17)),
     messages.Error("no", "hello"),

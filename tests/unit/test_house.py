@@ -161,7 +161,7 @@ def test_only_the_doctor_and_the_agreement_meet_at_a_store() -> None:
     ("library", "home"),
     [
         ("msgpack", "shared.link.wire"),
-        ("zmq", "shared.link.sockets tell.link tell.reception tell.stand_in serve.inbox serve.collector serve.control"
+        ("zmq", "shared.link.sockets tell.link tell.reception serve.inbox serve.collector serve.control"
          " doctor.checks.reach"),
         ("starlette", "views.ui.server"),
         ("uvicorn", "views.ui.server"),
@@ -219,6 +219,20 @@ def test_dev_adds_to_test_only_what_no_test_needs_to_pass() -> None:
     """So what passes in the environment of ``dev`` passes in that of ``test``; without triton, the kernel's tests are skipped."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     assert [re.split("[>;]", line)[0] for line in extras["dev"]] == ["rankwatch[test]", "ruff", "mypy", "triton"]
+
+
+@pytest.mark.parametrize(
+    ("name", "home"),
+    [
+        (r"torch\._C\b", "touch.torch_private rerun.graph_nodes rerun.wider"),
+        ("_active_ddp_module|_get_fsdp_state|_disable_current_modes", "touch.torch_private"),
+        (r"\.f_back\b", "touch.stack hook.running rerun.user_line"),
+        (r"\b_rankwatch\b", "touch.patched"),
+    ],
+)
+def test_what_of_torch_is_touched_lies_in_one_place(name: str, home: str) -> None:
+    users = {file.partition(".")[2] for file in of(AGENT) if re.search(name, FILES[file].read_text())}
+    assert users == set(home.split())
 
 
 def test_sockets_are_created_in_one_file() -> None:

@@ -35,10 +35,9 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "net/tell/test_link.py::test_a_trip_brings_the_abort_to_every_rank",
         "net/tell/test_link.py::test_a_tuning_is_sent_to_every_rank_and_to_the_client_that_asked",
     ),
-    "sends HELLO, TUNE or LISTEN for another job, also for `llama-3.1` with the key of `llama-3`": (
+    "sends HELLO or TUNE for another job, also for `llama-3.1` with the key of `llama-3`": (
         f"{KEYS}::test_the_key_of_an_invited_job_is_valid_for_that_job_alone",
         f"{KEYS}::test_an_invited_key_changes_the_options_of_its_own_runs_alone",
-        "unit/decide/test_abort.py::test_nobody_stands_in_for_a_rank_that_it_does_not_know",
     ),
     "sends HELLO for a rank that another process of the same start has": (
         "unit/decide/test_run.py::test_a_second_process_does_not_take_a_live_ranks_place",

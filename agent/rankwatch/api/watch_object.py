@@ -43,7 +43,6 @@ from ..tell.abort import is_of_the_network, say, words_of, write_error_file
 from ..tell.deadline import Deadline
 from .detect_overflow import emit
 from .link_owner import Speaker, distributed_group, speaker_for
-from .notebook import is_gone
 from .pattern_check import PatternCheck
 from .registry import forget, is_process_ending, open_watches, remember, want
 
@@ -400,11 +399,9 @@ class Watch:
     # --- the beginning and the end ------------------------------------------------------------------------------------
 
     def _take_over(self, root: nn.Module) -> Watch | None:
-        """Takes off the watches of this model, and of models that a notebook has made anew. Returns the one whose run goes on."""
+        """Takes off the watches of this model. Returns the one whose run goes on."""
         want(root)
-        for other in (watch for watch in open_watches() if watch.root is not root and is_gone(watch.root)):
-            log.warning("rankwatch: no name leads to the %s any more that was watched: its watch is taken off", _kind(other))
-            other.close()
+        _mention_older(root)
         goes_on: Watch | None = None
         for other in (watch for watch in open_watches() if watch.root is root):
             if not (other.is_automatic or other._counts_all):  # the Trainer makes a drop-in for each train()
@@ -458,6 +455,14 @@ class Watch:
 
 def _kind(watch: Watch) -> str:
     return type(watch.root).__name__
+
+
+def _mention_older(root: nn.Module) -> None:
+    """At a Python prompt: a cell that is run again may have made its model anew, and the old model is still watched."""
+    if hasattr(sys, "ps1") and any(type(other.root) is type(root) and other.root is not root for other in open_watches()):
+        log.warning(
+            "rankwatch: another %s is still watched: unwatch() a model before a cell makes it anew", type(root).__name__
+        )
 
 
 def _inner(error: BaseException) -> BaseException:

@@ -20,7 +20,8 @@ from ..rerun.backward_rerun import outputs_of
 from ..shared.bounded import BoundedDict
 from ..shared.types.frame import Kind, ReadingSpec
 from ..shared.types.notice import ZEROS
-from ..touch.unseen import never_compile, quietly
+from ..touch.torch_private import graph_task, never_compile
+from ..touch.unseen import quietly
 
 FEW_PARAMETERS = 64
 
@@ -36,7 +37,7 @@ Hook = Callable[[Callable[..., None]], Callable[..., None]]
 
 def is_running() -> bool:
     """Whether the calling thread is inside a backward: a forward that runs there is a checkpoint's recomputation."""
-    return torch._C._current_graph_task_id() != -1
+    return graph_task() != -1
 
 
 class CallGradients:
@@ -81,7 +82,7 @@ class CallGradients:
             return
         if not call.cells:
             # Some gradients may never come: an output is unused, or an input's gradient not wanted. So finish at the end.
-            backward = torch._C._current_graph_task_id()
+            backward = graph_task()
             begun = self._begun.get(backward)
             if begun is None:
                 begun = self._begun[backward] = []

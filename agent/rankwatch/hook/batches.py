@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -41,6 +40,7 @@ from ..rerun.forward import RootEntry
 from ..rerun.loss_graph import LossOrigin
 from ..shared.types.frame import NO_NORM, Kind, Phase
 from ..shared.types.tuning import Tuning
+from ..touch.torch_private import graph_task
 from .stage import is_rehearsal
 from .step.scaler import LossScales
 
@@ -103,7 +103,7 @@ class Batches:
 
     def reached(self, part: BatchPart) -> None:
         """A backward has reached what the forward of this part returned."""
-        self._see(BackwardReached(part, torch._C._current_graph_task_id(), self._now))
+        self._see(BackwardReached(part, graph_task(), self._now))
         self.life.begin_backward(part.batch)
 
     def before_step(self) -> None:

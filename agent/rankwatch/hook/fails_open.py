@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from ..errors import TrainingAborted
 from ..judge.observer import Observer
 from ..shared.types.fingerprint import Fingerprint, FingerprintTable
+from ..touch.stack import outwards
 
 log = logging.getLogger(__name__)
 
@@ -132,7 +133,5 @@ class FailsOpen:
 
 
 def _runs_hook(thread: int) -> bool:
-    frame = sys._current_frames().get(thread)
-    while frame is not None and (frame.f_code.co_name, frame.f_code.co_filename) != ("hook", __file__):
-        frame = frame.f_back
-    return frame is not None
+    frames = outwards(sys._current_frames().get(thread))
+    return any((frame.f_code.co_name, frame.f_code.co_filename) == ("hook", __file__) for frame in frames)

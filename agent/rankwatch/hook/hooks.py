@@ -19,7 +19,9 @@ from torch.utils.hooks import RemovableHandle
 from ..measure.modules import NamedModule, named_modules, unwrap
 from ..rerun.careful import passed_again, running_again
 from ..shared.words.patterns import matches
-from ..touch.unseen import DOES_NOTHING, inert, modes_on, never_compile, set_eval_frame, unseen
+from ..touch.stack import outwards
+from ..touch.torch_private import modes_on, never_compile, set_eval_frame
+from ..touch.unseen import DOES_NOTHING, inert, unseen
 from .compiled import joined, traced
 from .compiled.scripting import hide_hooks
 
@@ -183,13 +185,11 @@ class Hooks:
 
     def running(self) -> NamedModule:
         """The module of the model whose forward is innermost on the caller's stack; the root if there is none."""
-        frame = sys._getframe(1)
-        while frame is not None and frame.f_back is not None:
+        for frame in outwards(sys._getframe(1)):
             module = frame.f_locals.get("self")
             named = self.named(module) if isinstance(module, nn.Module) else None
             if named is not None:
                 return named
-            frame = frame.f_back
         return self._known[id(self.root)]
 
     def remove(self) -> None:

@@ -16,7 +16,9 @@ from ..judge.batch import BatchPart
 from ..measure.recorder import Recorder
 from ..rerun.loss_graph import LossOrigin, Outputs, origin_after_backward, origin_of_loss, steep_operators
 from ..shared.types.frame import Kind
-from ..touch.unseen import never_compile, quietly
+from ..touch.patched import patch, remove_our_frame
+from ..touch.torch_private import never_compile
+from ..touch.unseen import quietly
 from . import backward
 from .batches import Batches
 from .hooks import Hooks
@@ -40,7 +42,7 @@ class BackwardWatch:
     def __init__(self, begin: Callable[[Any, Any], None], end: Callable[[bool], None]) -> None:
         self.begin = begin
         self.end = end
-        _wrap()
+        patch(torch.autograd, "backward", _observed)
         _watches.add(self)
 
     def remove(self) -> None:
@@ -165,13 +167,7 @@ def _name(losses: list[Tensor]) -> list[str]:
     return ["loss"] if len(losses) == 1 else [f"loss[{number}]" for number in range(len(losses))]
 
 
-def _wrap() -> None:
-    """Wraps ``torch.autograd.backward``, once. The wrapper stays; without a watch it costs next to nothing."""
-    original: Any = torch.autograd.backward
-    if hasattr(original, "_rankwatch"):
-        return
-
-    @functools.wraps(original)
+def _observed(original: Callable[..., Any]) -> Callable[..., Any]:
     def observed(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_dynamo_compiling() or not _watches or backward.is_running() or is_capturing():
             return original(*args, **kwargs)
@@ -183,15 +179,14 @@ def _wrap() -> None:
             original(*args, **kwargs)
             has_returned = True
         except BaseException as error:
-            _remove_our_frame(error)
+            remove_our_frame(error)
             raise
         finally:
             for watch in watches:
                 quietly(watch.end, has_returned)
 
     never_compile(observed)
-    observed._rankwatch = True  # type: ignore[attr-defined]
-    torch.autograd.backward = observed
+    return observed
 
 
 def losses_of(args: Any, kwargs: Any) -> list[Tensor]:
@@ -210,9 +205,3 @@ def _losses(tensors: Any = (), grad_tensors: Any = None, *_: Any, **others: Any)
     for tensor, gradient in zip(handed, gradients):  # noqa: B905  torch itself refuses another number
         if isinstance(tensor, Tensor) and (gradient is None or tensor.numel() == 1):
             yield tensor
-
-
-def _remove_our_frame(error: BaseException) -> None:
-    """Removes our frame from a traceback. (In Python 3.10 ``raise`` restores it.)"""
-    if error.__traceback__ is not None:
-        error.__traceback__ = error.__traceback__.tb_next

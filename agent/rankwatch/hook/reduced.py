@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable
 
 import torch.distributed as dist
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 
 from ..measure.extremes import dtype_name
 from ..measure.modules import NamedModule
 from ..measure.recorder import Recorder
 from ..measure.weights import mark_shard
 from ..shared.types.frame import REDUCED, Kind, ReadingSpec
+from ..touch.torch_private import active_ddp
 from .backward import EmitFor
 
 
@@ -47,7 +47,7 @@ class ReducedGradients:
         self._is_reduced_by_ddp = False
 
     def forward_begins(self) -> None:
-        ddp = getattr(DistributedDataParallel, "_active_ddp_module", None)  # set while DDP runs its module
+        ddp = active_ddp()
         self._is_reduced_by_ddp = ddp is not None and ddp.require_backward_grad_sync and dist.get_world_size() > 1
 
     def backward_ends(self) -> None:

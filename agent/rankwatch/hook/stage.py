@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any, Protocol, runtime_checkable
 
@@ -11,6 +12,7 @@ from torch import nn
 from ..errors import UsageError
 from ..measure.modules import advise
 from ..shared.types.frame import NO_STAGE
+from ..touch.stack import outwards
 
 _PIPELINING = "torch.distributed.pipelining.stage"
 _MICRO_BATCH = "forward_one_chunk"
@@ -39,14 +41,10 @@ def module_and_stage(model: Any, by: str = "watch") -> tuple[nn.Module, int]:
 
 def calling_stage(module: nn.Module) -> PipelineStage | None:
     """The stage that is calling this module, if one is."""
-    if _PIPELINING not in sys.modules:
-        return None
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        caller = frame.f_locals.get("self") if frame.f_globals.get("__name__") == _PIPELINING else None
+    for frame in _of_pipelining():
+        caller = frame.f_locals.get("self")
         if isinstance(caller, PipelineStage) and caller.submod is module:
             return caller
-        frame = frame.f_back
     return None
 
 
@@ -55,13 +53,11 @@ def is_rehearsal() -> bool:
 
     torch 2.13 runs it with gradients on: only the caller distinguishes it from a micro-batch.
     """
-    if _PIPELINING not in sys.modules:
-        return False
-    frame, is_in_stage = sys._getframe(1), False
-    while frame.f_back is not None:
-        frame = frame.f_back
-        if frame.f_globals.get("__name__") == _PIPELINING:
-            if frame.f_code.co_name == _MICRO_BATCH:
-                return False
-            is_in_stage = True
-    return is_in_stage
+    callers = [frame.f_code.co_name for frame in _of_pipelining()]
+    return bool(callers) and _MICRO_BATCH not in callers
+
+
+def _of_pipelining() -> Iterator[FrameType]:
+    """The frames of stages on the stack."""
+    if _PIPELINING in sys.modules:
+        yield from (frame for frame in outwards(sys._getframe(1)) if frame.f_globals.get("__name__") == _PIPELINING)

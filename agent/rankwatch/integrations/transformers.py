@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import sys
-from types import FrameType
 from typing import Any
 
 from torch import nn
@@ -16,6 +15,7 @@ from transformers.trainer_utils import has_length
 
 from ..api.drop_in import remove_their_detector
 from ..errors import TrainingAborted
+from ..touch.stack import outwards
 from .watching import WatchingCallback
 
 log = logging.getLogger(__name__)
@@ -100,10 +100,8 @@ class _Last(TrainerCallback):  # type: ignore[misc]
 
 def _handler() -> CallbackHandler | None:
     """The Trainer's list of callbacks. It is not passed to a callback, so it is looked up among the callers."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not isinstance(frame.f_locals.get("self"), CallbackHandler):
-        frame = frame.f_back
-    return frame and frame.f_locals["self"]
+    callers = (frame.f_locals.get("self") for frame in outwards(sys._getframe(1)))
+    return next((caller for caller in callers if isinstance(caller, CallbackHandler)), None)
 
 
 def _micro_batches(args: TrainingArguments, state: TrainerState, loader: Any) -> int:

@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from torch import nn
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ..measure.modules import Modules
 from ..measure.recorder import Call, PendingFrame, Recorder
@@ -23,6 +22,7 @@ from ..rerun.careful import Careful, Stopped, uncollected
 from ..rerun.forward import Forward, RootEntry, run_again
 from ..rerun.limit import Limit
 from ..shared.types.frame import Kind, Phase, Position
+from ..touch.torch_private import without_modes
 from .batch import BatchInProgress
 from .policy import Judge
 
@@ -96,7 +96,7 @@ class Between:
             nonlocal last, is_bad
             if mode.stopped:  # and the user's code has caught that
                 return
-            with _disable_current_modes():
+            with without_modes():
                 at = began._replace(frame=began.frame + len(frames))
                 if isinstance(key, str):
                     frame = self._recorder.values(at, self._model().running(), [(Kind.MARKED, key, call[-1])])

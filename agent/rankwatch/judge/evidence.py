@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from ..measure.modules import Modules, NamedModule, class_name
 from ..measure.recorder import Call, PendingFrame, Recorder, WeightReading
@@ -23,6 +22,7 @@ from ..rerun.repetition import Repeated, repeat
 from ..shared.bounded import BoundedDict
 from ..shared.types.frame import REDUCED, SHARD, Kind, Phase, ReadingSpec, State
 from ..shared.types.trip import BadWeight, Operator
+from ..touch.torch_private import NORMS_WITH_STATISTICS
 from .batch import BatchPart
 
 MAX_WEIGHTS = 16
@@ -268,7 +268,7 @@ def _counts(one: WeightReading, given: Tensor | None) -> bool:
     module, reading = one.named.module, one.reading
     if reading.kind is Kind.PARAMETER or _is_same(one.value, given):
         return True
-    if isinstance(module, _NormBase):
+    if isinstance(module, NORMS_WITH_STATISTICS):
         return not (module.training and module.track_running_stats)
     return reading.state is State.NAN or one.finite_in >= 0
 

@@ -9,7 +9,6 @@ Only collectives called from Python are seen. DDP's run in the backward, in C++;
 from __future__ import annotations
 
 import functools
-import logging
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -18,11 +17,11 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from ..touch.unseen import never_compile, quietly
+from ..touch.patched import patch
+from ..touch.torch_private import never_compile, process_groups
+from ..touch.unseen import quietly
 from .recorder import Recorder, Reduction
 from .tape import Cell
-
-log = logging.getLogger(__name__)
 
 _GATHERS = (
     "broadcast", "reduce", "gather", "scatter", "recv", "recv_anysource", "alltoall", "alltoall_base", "all_to_all_single",
@@ -157,26 +156,12 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _wrap() -> None:
-    """Wraps methods of torch's process groups. The wrappers stay; without a listener they cost next to nothing."""
-    library = getattr(torch._C, "_distributed_c10d", None)
-    if library is None:
+    """Wraps methods of torch's process groups."""
+    if process_groups is None:
         return
     for method in (*_GATHERS, *_REDUCTIONS, *_SENDS):
-        _replace(library.ProcessGroup, method, functools.partial(_observed, method))
-    _replace(library.Work, "wait", _awaited)
-
-
-def _replace(cls: Any, method: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    own = getattr(cls, method, None)
-    if own is None or hasattr(own, "_rankwatch"):
-        return
-    wrapper = functools.wraps(own)(wrap(own))
-    wrapper._rankwatch = True  # type: ignore[attr-defined]
-    never_compile(wrapper)
-    try:
-        setattr(cls, method, wrapper)
-    except (AttributeError, TypeError) as error:  # private, so it may change
-        log.debug("cannot observe %s: %s", method, error)
+        patch(process_groups.ProcessGroup, method, functools.partial(_observed, method))
+    patch(process_groups.Work, "wait", _awaited)
 
 
 def _observed(method: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -200,6 +185,7 @@ def _observed(method: str, original: Callable[..., Any]) -> Callable[..., Any]:
                 _started.setdefault(work, []).append(_Started(weakref.ref(listener), call.name, call.parts, written))
         return work
 
+    never_compile(observed)
     return observed
 
 
@@ -213,4 +199,5 @@ def _awaited(original: Callable[..., Any]) -> Callable[..., Any]:
                 quietly(listener.end, started.name, started.parts, written)
         return result
 
+    never_compile(wait)
     return wait

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..touch.torch_private import fsdp1_handle, fsdp2_groups
 from .extremes import local
 
 log = logging.getLogger(__name__)
@@ -23,10 +24,10 @@ def own_shards(model: nn.Module) -> dict[Key, Tensor]:
     unit: Any
     for unit in model.modules():
         try:
-            if getattr(unit, "_handle", None) is not None:
-                found.update(_of_flat(unit._handle))
-            elif hasattr(unit, "_get_fsdp_state"):
-                found.update(_of_state(unit._get_fsdp_state()))
+            if (handle := fsdp1_handle(unit)) is not None:
+                found.update(_of_flat(handle))
+            for group in fsdp2_groups(unit):
+                found.update(_of_group(group))
         except (AttributeError, TypeError) as error:
             log.debug("cannot find the shards of %s: %s", type(unit).__name__, error)
     return found
@@ -48,10 +49,8 @@ def _of_flat(handle: Any) -> Iterator[tuple[Key, Tensor]]:
         yield (id(info.module), info.param_name), shard[start : start + (part.numel_in_shard or 0)]
 
 
-def _of_state(state: Any) -> Iterator[tuple[Key, Tensor]]:
+def _of_group(group: Any) -> Iterator[tuple[Key, Tensor]]:
     """FSDP2: each parameter is sharded by itself."""
-    groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
-    for group in groups:
-        for parameter in group.fsdp_params if group is not None else ():
-            info = parameter._module_info
-            yield (id(info.module), info.param_name), local(parameter.sharded_param)
+    for parameter in group.fsdp_params:
+        info = parameter._module_info
+        yield (id(info.module), info.param_name), local(parameter.sharded_param)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..shared.types.frame import State, state_of
+from ..touch.torch_private import raw_stream
 from .extremes import ON_GPU, Layout, Measure, TapeRow, Unmeasurable, has_values, layout_of
 from .kernel import EMPTY
 
@@ -28,12 +29,6 @@ Copy: TypeAlias = "tuple[Tensor, Event | None]"
 
 def is_far(device: torch.device) -> bool:
     return device.type != "cpu"
-
-
-# Private, so it may be missing: it costs a tenth of what follows.
-_raw_stream: Callable[[int], int] = getattr(
-    torch._C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream
-)
 
 
 def _stream_on(device: torch.device) -> torch.cuda.Stream | None:
@@ -137,7 +132,7 @@ class Tape:
             ends = iter(numbers)
             self._has_bad |= any([cell.fill(low, high) for cell, low, high in zip(cells, ends, ends)])  # noqa: B905
             return
-        stream = _raw_stream(numbers.get_device()) if numbers.is_cuda else 0
+        stream = raw_stream(numbers.get_device()) if numbers.is_cuda else 0
         buffer = self._buffer(numbers.device, ON_GPU if numbers.is_cuda else Layout(numbers.dtype, numbers.dtype), stream)
         buffer.put(numbers, cells)
 
@@ -173,7 +168,7 @@ class Tape:
         if values.is_cuda:
             if torch.cuda.is_current_stream_capturing():
                 raise Unmeasurable("a CUDA graph is being captured, which would measure again at each replay")
-            return self._buffer(values.device, layout, _raw_stream(values.get_device()))
+            return self._buffer(values.device, layout, raw_stream(values.get_device()))
         buffer = self._buffer(values.device, layout)
         if values.is_cpu:
             self._on_host[values.dtype] = buffer

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..shared.types.fingerprint import RankMesh
+from ..touch.torch_private import comm_hooks_of
 from .fsdp_units import MISSING
 
 log = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ def _of(ddp: Any) -> Replicas:
 
 def is_synchronising(ddp: Any) -> bool:
     """Whether every rank gets the same gradients: they are averaged, or a hook of torch does that."""
-    return all(_is_known(hook, set()) for hook, _ in getattr(ddp, "_comm_hooks", ()))
+    return all(_is_known(hook, set()) for hook, _ in comm_hooks_of(ddp))
 
 
 def _is_known(hook: Callable[..., Any], seen: set[int]) -> bool:

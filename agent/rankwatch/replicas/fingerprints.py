@@ -28,6 +28,7 @@ from ..measure.collectives import Collectives, Traffic
 from ..measure.modules import NamedModule, unwrap, wrapped_in
 from ..shared.types.fingerprint import ALL_ROWS, Fingerprint, FingerprintTable
 from ..shared.types.notice import Notice
+from ..touch.torch_private import active_ddp, comm_hooks_of, has_rpc
 from ..touch.unseen import OutsideOfGraph, quietly
 from .join_count import era, watch_joins
 from .lanes import Lanes, Pair, combined, packed
@@ -219,13 +220,13 @@ class FingerprintTaker:
         return (
             len(self._modules()),
             id(ddp),
-            len(getattr(ddp, "_comm_hooks", ())),
+            len(comm_hooks_of(ddp)),
             world_size(),
             self._collectives.traffic[1:],
         )
 
     def _see_ddp(self) -> None:
-        active = getattr(DistributedDataParallel, "_active_ddp_module", None)  # set while DDP runs its module
+        active = active_ddp()
         if active is not None and active is not self._ddp():
             self._ddp = ref(active)
         ddp = self._ddp()
@@ -236,7 +237,7 @@ class FingerprintTaker:
             self._collectives.traffic.has_talked
             or plan.has_dtensors
             or any(name in sys.modules for name in _UNSEEN)
-            or _has_rpc()
+            or has_rpc()
         )
 
     # --- hooks --------------------------------------------------------------------------------------------------------
@@ -367,8 +368,3 @@ def _beginning(values: Tensor) -> Tensor:
     while values.numel() > MAX_INPUT and values.dim():
         values = values[: max(1, MAX_INPUT * len(values) // values.numel())] if len(values) > 1 else values[0]
     return values
-
-
-def _has_rpc() -> bool:
-    rpc = sys.modules.get("torch.distributed.rpc")
-    return rpc is not None and bool(getattr(rpc, "_is_current_rpc_agent_set", lambda: False)())

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
-from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +19,8 @@ from torch import Tensor, nn
 
 from ..measure.modules import wrapped_in
 from ..shared.types.fingerprint import NO_GATHER, RankMesh
+from ..touch.stack import outwards
+from ..touch.torch_private import fsdp1_handle, fsdp2_groups, shard_of
 
 log = logging.getLogger(__name__)
 
@@ -63,13 +64,10 @@ def unit_parameters(root: nn.Module) -> Iterator[UnitParameter]:
     unit: Any
     for unit in (*_callers(root), *root.modules()):
         try:
-            if getattr(unit, "_handle", None) is not None:
-                yield from _of_flat(unit, unit._handle)
-            elif hasattr(unit, "_get_fsdp_state"):
-                state = unit._get_fsdp_state()
-                groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
-                for group in groups:
-                    yield from _of_group(group)
+            if (handle := fsdp1_handle(unit)) is not None:
+                yield from _of_flat(unit, handle)
+            for group in fsdp2_groups(unit):
+                yield from _of_group(group)
         except MISSING as error:
             log.debug("cannot find the parameters of %s: %s", type(unit).__name__, error)
 
@@ -86,18 +84,16 @@ def along(ranks: Tensor, rank: int) -> list[tuple[int, ...]]:
 def _callers(root: nn.Module) -> list[nn.Module]:
     """The modules of FSDP1 that wrap ``root`` and call it now: it may have been watched before it was wrapped."""
     found: list[nn.Module] = []
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame in outwards(sys._getframe(1)):
         caller = frame.f_locals.get("self")
         if (
             isinstance(caller, nn.Module)
-            and getattr(caller, "_handle", None) is not None
+            and fsdp1_handle(caller) is not None
             and caller is not root
             and any(inner is root for inner in wrapped_in(caller))
             and all(caller is not one for one in found)
         ):
             found.append(caller)
-        frame = frame.f_back
     return found
 
 
@@ -200,7 +196,7 @@ def _is_synchronising(hook: Any) -> bool:
 def _of_group(group: Any) -> Iterator[UnitParameter]:
     modules = getattr(group, "modules", None)
     meshes: dict[tuple[Any, ...], tuple[RankMesh, RankMesh]] = {}  # there may be thousands of ranks
-    for parameter in group.fsdp_params if group is not None else ():
+    for parameter in group.fsdp_params:
         info = parameter._module_info
         shared = zip(info.shared_modules, info.shared_param_names, strict=True)
         sharded = parameter.sharded_param
@@ -250,7 +246,7 @@ def _mesh_of_dtensor(sharded: Any, mesh_info: Any) -> tuple[RankMesh, RankMesh]:
 def _gather_of(parameter: Any, module: nn.Module) -> Gather | None:
     """None where shards do not add up to what is gathered: the user's tensor changes it, or it is cut along another dimension."""
     placement = getattr(parameter, "fsdp_placement", None)
-    local: Tensor = parameter.sharded_param._local_tensor
+    local = shard_of(parameter.sharded_param)
     if (placement is not None and placement.dim != 0) or type(local) is not Tensor:
         return None
     policy = getattr(parameter, "mp_policy", None)
@@ -264,13 +260,12 @@ def _gather_of(parameter: Any, module: nn.Module) -> Gather | None:
 
 
 def _own_shard(parameter: Any) -> Tensor | None:
-    shard: Tensor = parameter.sharded_param._local_tensor.detach()
-    return shard
+    return shard_of(parameter.sharded_param).detach()
 
 
 def _gathered(parameter: Any, dtype: torch.dtype) -> Tensor | None:
     whole: Any = getattr(parameter, "_unsharded_param", None)
     if whole is None or parameter.sharded_state.name != "UNSHARDED":
         return None
-    values: Tensor = getattr(whole, "_local_tensor", whole).detach()
+    values = shard_of(whole).detach()
     return values if values.dtype == dtype and values.untyped_storage().nbytes() else None

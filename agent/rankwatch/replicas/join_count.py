@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-import logging
 from collections.abc import Callable
 from typing import Any
 
 import torch.distributed
 
-log = logging.getLogger(__name__)
+from ..touch.patched import patch
 
 _eras = 0
 
@@ -26,20 +24,10 @@ def watch_joins() -> None:
     from torch.distributed.algorithms.join import Join
 
     for method in ("__enter__", "__exit__"):
-        _replace(Join, method)
-
-
-def _replace(cls: Any, method: str) -> None:
-    own = getattr(cls, method, None)
-    if own is None or hasattr(own, "_rankwatch"):
-        return
-    counted: Any = _counted(own)
-    counted._rankwatch = True
-    setattr(cls, method, counted)
+        patch(Join, method, _counted)
 
 
 def _counted(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
     def call(self: Any, *args: Any) -> Any:
         global _eras
         _eras += bool(getattr(self, "_enable", False))

@@ -20,6 +20,7 @@ from torch.nn.parameter import is_lazy
 from ..measure.extremes import dtype_name
 from ..measure.modules import NamedModule, class_name, named_modules
 from ..shared.types.fingerprint import NO_GATHER, FingerprintRow, FingerprintTable, RankMesh
+from ..touch.torch_private import shard_of
 from .data_parallel import held_by, replicas_in
 from .fsdp_units import MISSING, Gather, UnitParameter, along, unit_parameters
 
@@ -188,8 +189,7 @@ def _own(held: ref[nn.Module], name: str) -> Tensor | None:
     value: Any = None if module is None else module._parameters.get(name)
     if module is None or (value is None and (value := vars(module).get(name)) is None):
         return None
-    values: Tensor = getattr(value, "_local_tensor", value)
-    return values.detach()
+    return shard_of(value).detach()
 
 
 def _place(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 from weakref import ref
 
@@ -16,6 +16,7 @@ from ..measure.collectives import Traffic
 from ..measure.modules import NamedModule
 from ..measure.shards import own_shards
 from ..shared.types.fingerprint import ALL_ROWS, NO_GATHER
+from ..touch.torch_private import fsdp2_groups
 from .meshes import LaidParameter, lay_out
 
 Signs = tuple[object, ...]
@@ -58,7 +59,7 @@ class Plan:
         self._places = _places(root, modules)
         self._tied = [self._places[name] for name in tied if name in self._places]
         self._gathered: dict[int, dict[int, list[tuple[int, LaidParameter]]]] = {}
-        self._units = list(_units(root))
+        self._units = [group for module in root.modules() for group in fsdp2_groups(module)]
 
     def rows(self, slot: int) -> list[LaidParameter]:
         """The parameters of a slot, in the order of the table."""
@@ -98,14 +99,6 @@ def _places(root: nn.Module, modules: Collection[NamedModule]) -> dict[str, Call
         if value is not None and (id(named.module), name) not in gathered
         for prefix in named.names[:1]
     }
-
-
-def _units(root: nn.Module) -> Iterator[Any]:
-    """The groups of parameters of ``fully_shard``, which is private: what another version of torch has not is left out."""
-    for module in root.modules():
-        state: Any = getattr(module, "_get_fsdp_state", lambda: None)()
-        groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
-        yield from (group for group in groups if group is not None)
 
 
 def _same(module: nn.Module, name: str, value: Tensor) -> Callable[[], bool]:

@@ -22,12 +22,14 @@ from torch.utils import checkpoint
 from ..measure.walk import leaves
 from ..shared.types.frame import State
 from ..shared.types.trip import Operator, Source
+from ..touch.torch_private import graph_node, graph_task
+from ..touch.whose_code import owner_of, text_of
 from .arguments import Input, state_of_tensor
 from .careful import Altered, Careful, Stopped, same_surroundings, uncollected, untouched
 from .forward import Forward, RootEntry, hooked
 from .limit import Limit
 from .repetition import Repeated, Repetition, describe_error, why_it_differs
-from .user_line import Caller, caller_of, owner_of, text_of
+from .user_line import Caller, caller_of
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +73,7 @@ class RootRun:
 
     def keep(self, number: int, gradient: Tensor | None) -> None:
         """A backward hands a gradient to an output. None is a gradient of 0."""
-        task = torch._C._current_graph_task_id()
+        task = graph_task()
         if task != self._task or not self.gradients:
             self._task = task
             self.gradients.append({})
@@ -338,7 +340,7 @@ class _Backward(Repetition):
         operator = super()._operator(func, inputs, output)
         if not self._is_backward:
             return operator
-        node = getattr(torch._C, "_current_autograd_node", lambda: None)()
+        node = graph_node()
         here = caller_of(within_run=True)
         if here is not None and not isinstance(node, torch.autograd.function.BackwardCFunction):
             return replace(operator, source=here.source)  # a tensor's hook, or a checkpoint's forward

@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..measure.recorder import Call
 from ..measure.walk import leaves
+from ..touch.torch_private import NORMS_WITH_STATISTICS, is_transformed, modes
 from .arguments import storage_of, written
 from .limit import Limit
 
@@ -157,7 +157,7 @@ def _inside(root: nn.Module) -> list[Careful]:
 
 def running_again() -> Careful | None:
     """The mode of the forward that is run again, if the calling code runs in one."""
-    return next((mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, Careful)), None)
+    return next((mode for mode in modes() if isinstance(mode, Careful)), None)
 
 
 def passed_again(key: nn.Module | str, call: Call) -> bool:
@@ -199,8 +199,7 @@ def uncollected() -> Iterator[None]:
 
 def refusal(module: nn.Module, args: Any, kwargs: Any) -> str:
     """Why a forward must not be run again: it might communicate unseen by the mode, or is not the same code. Empty: it may."""
-    interpreter = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", lambda: None)
-    if not hasattr(torch._C, "_len_torch_dispatch_stack") or interpreter() is not None:
+    if is_transformed():
         return "it runs inside a transformation of torch.func"
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         return "a CUDA graph is being captured"
@@ -272,7 +271,7 @@ def untouched(module: nn.Module, changes: Altered) -> Iterator[None]:
             for one, name, value, before in buffers:
                 one._buffers[name] = value
                 if not torch.equal(value, before):  # batch_norm writes without a new version
-                    if not isinstance(one, _NormBase) and not _is_equal(value, before):
+                    if not isinstance(one, NORMS_WITH_STATISTICS) and not _is_equal(value, before):
                         changes.names.append(name)  # in training mode, norms do not read theirs
                     value.copy_(before)
         for name, value, before in containers:

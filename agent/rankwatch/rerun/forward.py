@@ -14,6 +14,7 @@ from torch.nn.modules import module as torch_module
 
 from ..measure.recorder import Call
 from ..measure.walk import flatten, leaves
+from ..touch.torch_private import is_any_autocast_enabled
 from .careful import Altered, Careful, Stopped, refusal, same_surroundings, tensors, untouched
 from .user_line import Caller, caller_of
 
@@ -38,7 +39,7 @@ class RootEntry:
         self._versions = [(one, one._version) for one in found if isinstance(one, Tensor) and not one.is_inference()]
         has_cuda = torch.cuda.is_initialized()
         self._random = _random_states(has_cuda)
-        self._autocast = _autocast(has_cuda) if _is_any_autocast_enabled() else []
+        self._autocast = _autocast(has_cuda) if is_any_autocast_enabled() else []
         self.has_gradients = torch.is_grad_enabled()
         self.caller = caller_of()
         known = _counters.get(module)
@@ -95,9 +96,6 @@ def _numbers(module: nn.Module) -> list[tuple[nn.Module, str, Any]]:
         for name, value in vars(inner).items()
         if type(value) in (int, float, bool)
     ]
-
-
-_is_any_autocast_enabled: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 
 
 def _autocast(has_cuda: bool) -> list[tuple[str, torch.dtype]]:

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from types import FrameType
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -22,6 +21,8 @@ from torch import Tensor, nn
 from ..measure.extremes import dtype_name
 from ..shared.types.frame import Kind, Reading, State
 from ..shared.types.trip import Operator, Source
+from ..touch.stack import outwards
+from ..touch.whose_code import owner_of
 from .arguments import Input, reading_of, state_of_tensor, storage_of
 from .careful import Stopped
 from .forward import Forward
@@ -44,7 +45,7 @@ from .graph_nodes import (
 from .limit import Limit, before_a_trip
 from .loss_line import lines_of_operator
 from .repetition import Repetition, describe_error
-from .user_line import caller_of, owner_of
+from .user_line import caller_of
 
 log = logging.getLogger(__name__)
 
@@ -466,8 +467,6 @@ def _describe_given(operator: Operator | None) -> str:
 
 def _tensors_of_the_user() -> Iterator[Tensor]:
     """The variables of the user's functions that wait for the backward."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
+    for frame in outwards(sys._getframe(1)):
         if owner_of(frame.f_code.co_filename) == "user":
             yield from [value for value in frame.f_locals.values() if type(value) is Tensor and value.grad_fn is not None]
-        frame = frame.f_back

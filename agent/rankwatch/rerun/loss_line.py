@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from ..shared.types.trip import Source
-from .user_line import owner_of, text_of
+from ..touch.stack import outwards
+from ..touch.whose_code import owner_of, text_of
 
 MAX_FUNCTIONS = 200
 
@@ -39,11 +40,11 @@ def lines_of_operator(short: str, is_model: Callable[[nn.Module], bool]) -> Line
     ``is_model``: tells of a module that it is the model, which is not looked at.
     """
     code = _Code(short.strip("_").removesuffix("_forward"), is_model)
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and not code.has_model:  # what made the loss ran after the model, and so within these
+    for frame in outwards(sys._getframe(1)):
+        if code.has_model:  # what made the loss ran after the model, and so within the frames so far
+            break
         if owner_of(frame.f_code.co_filename) == "user":
             code.add(frame.f_code, {**frame.f_globals, **frame.f_locals})
-        frame = frame.f_back
     return LinesFound(list(code.found.values()), code.is_known and code.has_model and len(code.found) == 1)
 
 

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import nn
-from torch.utils._python_dispatch import _disable_current_modes
 
+from ..touch.torch_private import without_modes
 from .capsule.capsule import CapsuleWritten
 from .careful import Careful, Stopped
 from .forward import Forward, run_again
@@ -31,7 +31,7 @@ def keep_inner(forward: Forward, keep: Callable[[Forward, float], CapsuleWritten
         nonlocal calls
         calls += 1
         if calls == forward.nth:
-            with _disable_current_modes():
+            with without_modes():
                 found.append(keep(Forward(module, args, kwargs, forward.label), until))
             mode.stop("the capsule is written")
 

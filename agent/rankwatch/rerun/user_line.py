@@ -2,40 +2,14 @@
 
 from __future__ import annotations
 
-import linecache
-import os
 import sys
-import sysconfig
-import time
-from functools import lru_cache
 from types import CodeType, FrameType
 from typing import NamedTuple
 
-import torch
 from torch import nn
 
 from ..shared.types.trip import Source
-
-_STARTED = time.time()
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_DEMO = f"{_OURS}demo.py"
-_PACKAGES = os.path.dirname(os.path.dirname(os.path.abspath(torch.__file__))) + os.sep
-_SITE = f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
-_STANDARD = tuple({os.path.abspath(sysconfig.get_path(name)) + os.sep for name in ("stdlib", "platstdlib")})
-
-_AROUND = (
-    "torch",
-    "functorch",
-    "triton",
-    "einops",
-    "opt_einsum",
-    "accelerate",
-    "lightning",
-    "lightning_fabric",
-    "pytorch_lightning",
-)
-"""Packages beside torch that only call its operators, or the user's forward, in a way of their own."""
-
+from ..touch.whose_code import owner_of, text_of
 
 RUN = "run_again"
 """The name of the function in ``forward`` that runs a forward again."""
@@ -77,36 +51,3 @@ def modules_within_run() -> tuple[nn.Module, ...]:
             found.append(module)
         frame = frame.f_back
     return tuple(found) if frame is not None else ()
-
-
-@lru_cache(maxsize=4096)
-def owner_of(file: str) -> str:
-    """Whose code it is: ``user``, ``torch`` (also Python's own libraries), or ``ours``."""
-    if file.startswith("<frozen"):
-        return "torch"
-    path = os.path.abspath(file)
-    if path.startswith(_OURS):
-        return "user" if path == _DEMO else "ours"
-    if path.startswith(tuple(f"{_PACKAGES}{name}{os.sep}" for name in _AROUND)):
-        return "torch"
-    is_installed = any(folder in path for folder in _SITE)
-    if is_installed:
-        package = path.rpartition(next(folder for folder in _SITE if folder in path))[2].partition(os.sep)[0]
-        return "torch" if package in _AROUND else "user"
-    return "torch" if path.startswith(_STANDARD) else "user"
-
-
-def is_installed(file: str) -> bool:
-    """Whether a file is Python's own, or of an installed package."""
-    path = os.path.abspath(file)
-    return path.startswith((*_STANDARD, _OURS)) or any(folder in path for folder in _SITE)
-
-
-def text_of(file: str, line: int) -> str:
-    """The line itself; empty if the file cannot be read, or was changed after this process began."""
-    try:
-        if os.path.getmtime(file) > _STARTED:
-            return ""
-    except OSError:  # no file: a notebook's cell, say, which linecache knows
-        pass
-    return linecache.getline(file, line).strip()

@@ -1,16 +1,34 @@
-"""Ends this process at a moment, with exit code 77, even if a C extension keeps the GIL: the C library's ``_exit`` is called."""
+"""Ends this process at a moment, with exit code 77, even if a C extension keeps the GIL: the C library's ``_exit`` is called.
+
+A timer of the kernel has it called. A forked child inherits no timer.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
+import time
 from contextlib import suppress
+from typing import Any
 
-from ..shared.system.native_call import exit_call
-from .native_timer import NativeTimer
+from ..shared.system.exit_call import ExitCall, realtime_libraries
 
 _STDERR = 2  # sys.stderr may have been replaced by something without a file descriptor
 _AGAIN = 1.0
 """Seconds until the timer tries again, if the C library had no memory for its thread."""
+
+
+class _Time(ctypes.Structure):
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+    @classmethod
+    def of(cls, seconds: float) -> _Time:
+        whole, part = divmod(max(seconds, 1e-9), 1.0)  # 0 would stop the timer
+        return cls(int(whole), int(part * 1e9))
+
+
+class _Setting(ctypes.Structure):
+    _fields_ = (("interval", _Time), ("value", _Time))
 
 
 class ExitTimer:
@@ -20,19 +38,32 @@ class ExitTimer:
     """
 
     def __init__(self) -> None:
-        self._timer: NativeTimer | None = None
+        self._c: Any = None
         with suppress(OSError, AttributeError):
-            self._timer = NativeTimer(exit_call())
+            self._c, self._timer = _make()
 
     def set(self, seconds: float) -> None:
         """Fires in ``seconds`` from now."""
-        if self._timer is None:
+        if self._c is None:
             faulthandler.dump_traceback_later(max(seconds, 0.001), exit=True, file=_STDERR)
         else:
-            self._timer.set(seconds, _AGAIN)
+            self._set(_Setting(_Time.of(_AGAIN), _Time.of(seconds)))
 
     def cancel(self) -> None:
-        if self._timer is None:
+        if self._c is None:
             faulthandler.cancel_dump_traceback_later()
         else:
-            self._timer.cancel()
+            self._set(_Setting())
+
+    def _set(self, setting: _Setting) -> None:
+        self._c.timer_settime(self._timer, 0, ctypes.byref(setting), None)
+
+
+def _make() -> tuple[Any, ctypes.c_void_p]:
+    """The library of the new timer, which is not set yet, and its number."""
+    for c in realtime_libraries():
+        timer = ctypes.c_void_p()
+        with suppress(AttributeError):
+            if c.timer_create(time.CLOCK_MONOTONIC, ctypes.byref(ExitCall()), ctypes.byref(timer)) == 0:
+                return c, timer
+    raise OSError("there is no POSIX timer")

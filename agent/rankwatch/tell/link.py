@@ -42,7 +42,6 @@ from .reception import MAX_RECEIVED_BYTES, PAUSE, Reception
 from .reread import ConnectionSource
 from .spool import Spool
 from .stacks import Inspector
-from .stand_in import StandIn
 
 log = logging.getLogger(__name__)
 
@@ -175,7 +174,6 @@ class Link:
         self._has_asked = False  # whether a HELLO has no WELCOME yet
         self._pid = os.getpid()
         self._exit_queue = ExitQueue(self._hello.incarnation)
-        self._stand_in = StandIn()
         self._torchrun = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
         """The process that started this one and is to end it. Another launcher may end and leave its ranks behind."""
         self._was_held = False
@@ -311,7 +309,6 @@ class Link:
             self._online.clear()
         finally:
             HOLDS.forget(self._wake)
-            self._stand_in.close()
             self._exit_queue.close()
             self._settled.set()
             socket.close(100)  # milliseconds to send what is queued
@@ -351,7 +348,6 @@ class Link:
         heard = self._reception.receive(socket)
         now = time.monotonic()
         self._look_for_silence(now, heard)
-        self._stand_in.turn(now)
         self._pass_on_tuning()
         if not self._online.is_set():
             if self._is_orphaned and self._welcome is not None and not self.refusal:
@@ -469,8 +465,6 @@ class Link:
         self._was_silent = self._has_asked = False
         self.complaint = ""
         self._welcome = welcome
-        if welcome.host not in ("", self._hello.host):
-            self._stand_in.prepare(self._connection, welcome.run, self._hello)
         self._outbox.renew(welcome)
         self._next_beat = 0.0
         self._online.set()

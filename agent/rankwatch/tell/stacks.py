@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from itertools import chain, islice, takewhile
-from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -21,6 +20,8 @@ from ..shared.link.allowance import Allowance
 from ..shared.printable import printable
 from ..shared.system.process import age
 from ..shared.types.messages import MAX_STACK_LINE, MAX_STACK_LINES, Inspected
+from ..touch.stack import outwards
+from ..touch.whose_code import OURS, SITE, STANDARD, is_installed, owner_of, text_of
 
 log = logging.getLogger(__name__)
 
@@ -40,12 +41,7 @@ PATIENCE = 1.5
 LOOKS_PER_SECOND, LOOKS_AT_ONCE = 0.5, 6.0
 """A look takes a few milliseconds. A collector asks every two seconds at most."""
 
-_OURS = str(Path(__file__).parents[1]) + os.sep
-_USERS = _OURS + "demo.py"
-_PYTHON = str(Path(os.__file__).parent) + os.sep
-_SITE = f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
-
-_WRAPPERS = os.path.join(_OURS, "measure", "collectives.py")
+_WRAPPERS = os.path.join(OURS, "measure", "collectives.py")
 _COLLECTIVES = os.path.join("torch", "distributed", "distributed_c10d.py")
 _ARGUMENTS = ("tensor", "input", "input_tensor", "tensor_list", "input_tensor_list", "output", "output_tensor", "tensors")
 """Names of what a collective of torch works on, in its own functions."""
@@ -80,7 +76,7 @@ class Place(NamedTuple):
 
     @property
     def is_ours(self) -> bool:
-        return self.file.startswith(_OURS) and self.file != _USERS
+        return owner_of(self.file) == "ours"
 
     @property
     def is_plumbing(self) -> bool:
@@ -88,11 +84,10 @@ class Place(NamedTuple):
 
     @property
     def is_users(self) -> bool:
-        is_installed = any(folder in self.file for folder in _SITE)
-        return not (self.is_ours or is_installed or self.file.startswith(_PYTHON))
+        return not is_installed(self.file)
 
     def describe(self, *, with_source: bool) -> str:
-        text = _text_of(self) if with_source else ""
+        text = text_of(self.file, self.line) if with_source else ""
         return f"{_short(self.file)}:{self.line} in {self.code.co_name}" + (f": {text}" if text else "")
 
 
@@ -193,18 +188,12 @@ def _threads() -> list[ThreadStack]:
         name = names.get(ident, "not one of Python's")
         if name.startswith("rankwatch-"):
             continue
-        frames = list(islice(_outwards(innermost), MAX_DEPTH))
+        frames = list(islice(outwards(innermost), MAX_DEPTH))
         # Code that torch has made may have no lines.
         places = [Place(frame.f_code, frame.f_lineno or frame.f_code.co_firstlineno) for frame in frames]
         is_main = ident == main
         found.append(ThreadStack(MAIN if is_main else f"thread {name}", places, _collective(frames) if is_main else ""))
     return found
-
-
-def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 def _visible(places: list[Place]) -> list[Place]:
@@ -277,19 +266,13 @@ def _is_of_this_process(path: str) -> bool:
 
 def _short(file: str) -> str:
     """The path as a person knows it: below the folder they work in, or below the library's."""
-    for folder in _SITE:
+    for folder in SITE:
         if folder in file:
             return file.rpartition(folder)[2]
     for folder in (
-        _PYTHON,
+        *STANDARD,
         *(f"{path.rstrip(os.sep)}{os.sep}" for path in (os.environ.get("PWD", ""), *sys.path[:1]) if path),
     ):
         if file.startswith(folder):
             return file[len(folder) :]
     return file
-
-
-def _text_of(place: Place) -> str:
-    from ..rerun.user_line import text_of  # here, since it imports torch, which a rank has
-
-    return text_of(place.file, place.line)

@@ -17,12 +17,10 @@ import sys
 import weakref
 from collections.abc import Callable
 from functools import wraps
-from types import FrameType
 from typing import Any
 
 import torch
 from torch import nn
-from torch._guards import TracingContext
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import get_worker_info
@@ -35,6 +33,9 @@ from ..errors import RankwatchError
 from ..hook.stage import calling_stage
 from ..measure.modules import unwrap
 from ..shared.types.config import Policy
+from ..touch.patched import remove_our_frame
+from ..touch.stack import outwards
+from ..touch.torch_private import is_tracing
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +88,7 @@ class Finder:
                 init(optimizer, *args, **kwargs)
                 self._optimizers.add(optimizer)
             except BaseException as error:
-                _remove_our_frame(error)
+                remove_our_frame(error)
                 raise
 
         return hook
@@ -112,7 +113,7 @@ class Finder:
                 self._guarded(self._look_at, module)
                 return call(module, *args, **kwargs)
             except BaseException as error:
-                _remove_our_frame(error)
+                remove_our_frame(error)
                 raise
             finally:
                 self._is_inside = False
@@ -230,15 +231,8 @@ class Finder:
             self._begin_with(found)
 
 
-def _remove_our_frame(error: BaseException) -> None:
-    """Removes our frame from a traceback. (In Python 3.10 ``raise`` restores it.)"""
-    if error.__traceback__ is not None:
-        error.__traceback__ = error.__traceback__.tb_next
-
-
 def _is_compiling() -> bool:
-    """Whether torch compiles now. While torch 2.4 works on a graph, is_compiling() may be False: its context shows it."""
-    return torch.compiler.is_compiling() or TracingContext.try_get() is not None
+    return torch.compiler.is_compiling() or is_tracing()
 
 
 def _is_traced() -> bool:
@@ -289,9 +283,4 @@ def _whole(part: nn.Module) -> nn.Module:
 
 def _is_calling(module: nn.Module) -> bool:
     """Whether a method of this module is on the caller's stack."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_locals.get("self") is module:
-            return True
-        frame = frame.f_back
-    return False
+    return any(frame.f_locals.get("self") is module for frame in outwards(sys._getframe(1)))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from rankwatch.shared.types.messages import Abort, End
+from rankwatch.shared.types.messages import Abort
 
-from .effects import Effect, EndProcess, Note, Send, SendAll
+from .effects import Effect, EndProcess, Note, SendAll
 from .holding import Holding
 from .rank import Rank
 
@@ -50,15 +50,8 @@ class AbortDelivery:
             is_due = now - max(free_at, rank.heard_at) > self.message.grace + DEAF_MARGIN
             if is_due and rank.connected and rank.is_running:
                 self._ended.add(number)
-                where = "" if rank.stand_in else " if it is on the collector's host"
-                yield Note(f"{rank.name} does not hear the abort, and is ended{where}")
+                yield Note(f"{rank.name} does not hear the abort, and is ended if it is on the collector's host")
                 yield EndProcess(rank.hello.host, rank.hello.pid, rank.hello.incarnation)
-                if rank.stand_in:
-                    yield Send(rank.stand_in, End(rank.hello.incarnation))
-
-    def expect_stand_in(self, number: int) -> None:
-        """This rank has a stand-in from now on: if it was to be ended before, it is to be ended again."""
-        self._ended.discard(number)
 
     def is_due(self, now: float) -> bool:
         """Whether it is time to send the abort again."""

@@ -240,8 +240,6 @@ class Ledger:
             return ()
         if isinstance(message, messages.Hello):
             return self._hello(peer, message, bound, now, size)
-        if isinstance(message, messages.Listen):
-            return self._listen(peer, message, bound)
         if peer in self._peers:
             run, rank = self._peers[peer]
             return run.receive(rank, message, now, size)
@@ -364,15 +362,6 @@ class Ledger:
     def _under_way(self, bound: str) -> list[Run]:
         """The runs that one key began."""
         return [run for run in self.runs.values() if not run.over and run.bound == bound]
-
-    def _listen(self, peer: bytes, listen: messages.Listen, bound: str) -> Iterator[Effect]:
-        """A process stands in for a rank that may be deaf."""
-        run = self.runs.get(listen.run)
-        rank = run.ranks.get(listen.rank) if run is not None and bound in (ANY_JOB, run.job) else None
-        if run is None or rank is None or rank.hello.incarnation != listen.incarnation:
-            yield Send(peer, messages.Error("no such rank is known here", "none"))
-        else:
-            run.take_stand_in(rank, peer)
 
     def _make_room(self, bound: str, now: float) -> Iterator[Effect]:
         """Of too many runs of one key, one without a connected rank counts as lost: the oldest, or one that never trained."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from rankwatch.shared.types.messages import LISTEN_AFTER
-
 from .holding import Holding
 from .rank import Rank, describe_several
 
@@ -15,9 +13,6 @@ LAST_BEATS = 0.5
 
 ABORT_MARGIN = 2.0
 """Seconds after a rank's grace in which its end is seen."""
-
-STAND_IN_COMES = LISTEN_AFTER + 2.0
-"""Seconds after an abort in which the stand-in of a rank that does not hear the abort is heard."""
 
 
 @dataclass(slots=True)
@@ -46,5 +41,5 @@ class Orphans:
             return False
         until = self._ended_at + LAST_BEATS + self.lost_after
         if aborted_at is not None:
-            until = max(holding.free_at(aborted_at) + self.grace, aborted_at + STAND_IN_COMES) + ABORT_MARGIN
+            until = holding.free_at(aborted_at) + self.grace + ABORT_MARGIN
         return now < until and any(rank.connected for rank in running)

@@ -90,8 +90,6 @@ class Rank:
     death: str = ""
     """How its process ended, if it said no farewell and that is known."""
     rival: str = ""
-    stand_in: bytes = b""
-    """The peer that is told when this rank's process is to be ended; empty: none has asked."""
     words: Allowance = field(default_factory=words)
     is_over_budget: bool = False
     """Whether a message of it was over its budget: until its next HELLO, none is taken that would be stored after that one."""

@@ -101,12 +101,6 @@ class Run(RunEnd):
         elif self._election.target is not None:
             yield Send(peer, messages.Probe(self._election.target.moment))
 
-    def take_stand_in(self, rank: Rank, peer: bytes) -> None:
-        """This peer is told when the rank's process is to be ended."""
-        if rank.stand_in != peer:
-            rank.stand_in = peer
-            self._abort.expect_stand_in(rank.number)
-
     def receive(self, number: int, message: messages.Message, now: float, size: int = 0) -> Iterable[Effect]:
         """A rank sent a message of ``size`` bytes; 0: it is not counted."""
         rank = self.ranks[number]

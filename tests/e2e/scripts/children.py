@@ -1,7 +1,7 @@
 """A rank whose children inherit its environment: ``children.py FILE SCENARIO``. FILE takes what each process says of itself.
 
-``before``, ``during``: a child trains before the rank's own watch, or within it, and overflows. ``exec``: the rank replaces
-itself by another program while it is watched. ``nested``: the rank runs a training under a collector of its own.
+``during``: a child trains within the rank's own watch, and overflows. ``exec``: the rank replaces itself by another program while
+it is watched. ``nested``: the rank runs a training under a collector of its own.
 """
 
 from __future__ import annotations
@@ -38,8 +38,6 @@ def train(value: float) -> None:
             start_child()
 
 
-if SCENARIO == "before":
-    start_child()
 if SCENARIO == "nested":
     inner = [sys.executable, "-m", "rankwatch_monitor", "run", "--runs-dir", f"{FILE}.runs", "--job", "inner", "--"]
     subprocess.run([*inner, sys.executable, __file__, FILE, "inner"], check=True)

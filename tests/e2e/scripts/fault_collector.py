@@ -1,4 +1,4 @@
-"""``rankwatch``, which also writes each HELLO, BEAT and LISTEN that it receives to the file ``FAULT_NOTES``.
+"""``rankwatch``, which also writes each HELLO and BEAT that it receives to the file ``FAULT_NOTES``.
 
 ``FAULT_DISK``, the seed of its faults, makes transactions of the records slow, or fail before or after their work.
 """
@@ -36,8 +36,6 @@ def noted_handle(self: Ledger, event: Event, now: float) -> list[Effect]:
             note("beat", *beat.moment.position, beat.phase)
             if beat.holds:
                 note("held", *beat.moment.position)
-        case Received(_, messages.Listen() as listen):
-            note("listen", listen.rank)
     return handle(self, event, now)
 
 

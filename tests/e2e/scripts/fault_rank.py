@@ -15,7 +15,6 @@ import os
 import select
 import signal
 import socket
-import struct
 import sys
 import threading
 import time
@@ -49,10 +48,6 @@ class Control:
     def say(self, answer: object) -> None:
         self._answers.write(json.dumps(answer) + "\n")
         self._answers.flush()
-
-    @property
-    def descriptor(self) -> int:
-        return self._socket.fileno()
 
     def close(self) -> None:
         for each in (self._lines, self._answers, self._socket):
@@ -181,12 +176,6 @@ class Rank:
         """Answers ``kept``, and keeps the GIL in C."""
         self.control.say("kept")
         ctypes.PyDLL(None).sleep(seconds)
-
-    def keep_interpreter_until_told(self) -> None:
-        """Answers ``kept``, and keeps the GIL in C until the next command comes."""
-        self.control.say("kept")
-        wanted = struct.pack("ihh", self.control.descriptor, select.POLLIN, 0)
-        ctypes.PyDLL(None).poll(wanted, 1, -1)
 
     def keep_interpreter_in_abort(self, seconds: int) -> None:
         """Waits for the abort, and then keeps the GIL in C."""

@@ -158,6 +158,29 @@ def test_two_models_side_by_side() -> None:
             discriminator(generator(torch.ones(2)))
 
 
+def test_at_a_prompt_a_watch_says_that_a_model_of_its_class_is_still_watched(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As in a notebook, where a cell that is run again makes a new model under the name of the old one."""
+
+    class Anew(nn.Linear):
+        pass
+
+    line = "rankwatch: another Anew is still watched: unwatch() a model before a cell makes it anew"
+    old, new, other, in_a_script = Anew(1, 1), Anew(1, 1), nn.Linear(1, 1), Anew(1, 1)
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    with rankwatch.watch(old), rankwatch.watch(other):
+        assert line not in caplog.messages
+        with rankwatch.watch(new):
+            assert caplog.messages.count(line) == 1
+        assert rankwatch.unwatch(old)
+        with rankwatch.watch(new):
+            assert caplog.messages.count(line) == 1
+        monkeypatch.delattr(sys, "ps1")
+        with rankwatch.watch(new), rankwatch.watch(in_a_script):
+            assert caplog.messages.count(line) == 1
+
+
 def ran(script: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", script], env=environment(), capture_output=True, text=True, check=False)
 

@@ -163,7 +163,7 @@ class Streams:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.current, self.is_capturing, self.within = 0, False, list[int]()
-        patch.setattr(tape_module, "_raw_stream", lambda index: self.current)
+        patch.setattr(tape_module, "raw_stream", lambda index: self.current)
         patch.setattr(tape_module, "_stream_on", lambda device: self.current)
         patch.setattr(tape_module, "_within", self.enter)
         patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.is_capturing)

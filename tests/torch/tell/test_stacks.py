@@ -22,6 +22,11 @@ from rankwatch.shared.printable import printable
 from rankwatch.shared.types import messages
 from rankwatch.tell import stacks
 from rankwatch.tell.stacks import Inspector, inspect
+from rankwatch.touch.whose_code import OURS
+
+
+def test_the_file_of_the_wrappers_is_where_it_is_looked_for() -> None:
+    assert collectives.__file__ == stacks._WRAPPERS
 
 
 def test_the_file_of_the_wrappers_is_where_it_is_looked_for() -> None:
@@ -97,7 +102,7 @@ def test_frames_of_rankwatch_are_told_only_where_they_wait() -> None:
         lines = inspect(1, 0, with_files=False).lines
     assert not [line for line in lines if "rankwatch/tell" in line]
 
-    inner = made("def inner(gate, is_there):\n    is_there.set()\n    gate.wait()\n", stacks._OURS + "hook/x.py", "inner")
+    inner = made("def inner(gate, is_there):\n    is_there.set()\n    gate.wait()\n", OURS + "hook/x.py", "inner")
     with stuck(lambda gate, is_there: inner(gate, is_there)):
         lines = inspect(1, 0, with_files=False).lines
     assert [line for line in lines if line.endswith("hook/x.py:3 in inner")] == []  # threading waits, not we

@@ -66,40 +66,6 @@ def test_a_rank_that_does_not_hear_the_abort_is_ended_after_the_grace() -> None:
     assert ended == EndProcess(hello.host, hello.pid, hello.incarnation)
 
 
-def test_a_stand_in_is_told_when_its_rank_is_to_be_ended_also_if_it_comes_late() -> None:
-    early, late = connected(2, abort_grace=5.0), connected(2, abort_grace=5.0)
-    listen = messages.Listen("train-0", 1, makers.hello(1, 2).incarnation)
-    told = Send(b"stand-in", messages.End(makers.hello(1, 2).incarnation))
-    for desk in (early, late):
-        desk.receive(0, messages.Tripped(1, makers.trip()), messages.Ack(1, abort=True))
-        desk.wait(4.0)
-        if desk is early:
-            desk.handle(Received(b"stand-in", listen))
-            assert told not in desk.effects
-        desk.wait(10.0)
-    assert early.effects.count(told) == 1
-    assert told not in late.effects
-    for _ in range(2):
-        late.handle(Received(b"stand-in", listen))
-        late.wait(1.0)
-    assert late.effects.count(told) == 1
-
-
-@pytest.mark.parametrize(
-    ("run", "rank", "incarnation", "job"),
-    [("train-1", 1, "", ""), ("train-0", 5, "", ""), ("train-0", 1, "another", ""), ("train-0", 1, "", "another")],
-    ids=["another run", "another rank", "another process", "the key of another job"],
-)
-def test_nobody_stands_in_for_a_rank_that_it_does_not_know(run: str, rank: int, incarnation: str, job: str) -> None:
-    desk = connected(2, abort_grace=5.0)
-    incarnation = incarnation or makers.hello(1, 2).incarnation
-    desk.handle(Received(b"stand-in", messages.Listen(run, rank, incarnation), job))
-    assert Send(b"stand-in", messages.Error("no such rank is known here", "none")) in desk.effects
-    desk.receive(0, messages.Tripped(1, makers.trip()), messages.Ack(1, abort=True))
-    desk.wait(10.0)
-    assert Send(b"stand-in", messages.End(makers.hello(1, 2).incarnation)) not in desk.effects
-
-
 def test_a_rank_that_was_heard_lately_or_is_gone_is_not_ended() -> None:
     desk = connected(3, abort_grace=5.0)
     desk.receive(0, messages.Tripped(1, makers.trip()), messages.Ack(1, abort=True))

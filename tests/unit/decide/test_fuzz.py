@@ -418,7 +418,7 @@ def test_who_has_not_said_hello_speaks_for_nobody(said: list[messages.Message]) 
         effects = say(ledger, b"stranger", message)
         if isinstance(message, messages.Tune):  # a control client's
             run.tuning = tuning
-        elif not isinstance(message, messages.Unknown | messages.Invite | messages.Listen):
+        elif not isinstance(message, messages.Unknown | messages.Invite):
             assert effects == [Send(b"stranger", messages.Error("you are not known here: say HELLO", "hello"))]
         assert state_of(run) == before
     assert list(ledger.runs) == ["train-0"]

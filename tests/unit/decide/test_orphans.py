@@ -7,9 +7,8 @@ from dataclasses import replace
 import makers
 from desk import Desk, connected
 from rankwatch.shared.types import messages
-from rankwatch_monitor.decide.effects import Send
 from rankwatch_monitor.decide.journal import JobInterrupted
-from rankwatch_monitor.decide.ledger import CommandEnded, Event, Received
+from rankwatch_monitor.decide.ledger import CommandEnded, Event
 from rankwatch_monitor.decide.report import Outcome
 
 
@@ -62,21 +61,6 @@ def test_the_wait_for_silent_and_for_stuck_ranks_is_bounded() -> None:
     desk.wait(11)
     assert awaits(desk)
     desk.wait(2)
-    assert not awaits(desk)
-
-
-def test_a_stuck_rank_is_waited_for_until_its_stand_in_has_come_however_short_the_grace() -> None:
-    desk = connected(2, expects_job_end=True, hold_limit=0, abort_grace=1.0)
-    desk.receive(0, messages.Tripped(1, makers.trip()), messages.Ack(1, abort=True), messages.Bye(2, "aborted", ""))
-    desk.wait(3)
-    assert desk.sent(1, messages.Abort)
-    desk.handle(CommandEnded())
-    desk.wait(5)
-    assert awaits(desk)
-    desk.handle(Received(b"stand-in", messages.Listen("train-0", 1, makers.hello(1, 2).incarnation)))
-    desk.wait(0.5)
-    assert Send(b"stand-in", messages.End(makers.hello(1, 2).incarnation)) in desk.effects
-    desk.wait(7)
     assert not awaits(desk)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 from torch import nn
 
 from ...measure.modules import unwrap, wrapped_in
-from ...touch.unseen import OutsideOfGraph, never_compile, quietly
+from ...touch.stack import outwards
+from ...touch.torch_private import never_compile
+from ...touch.unseen import OutsideOfGraph, quietly
 
 MAX_LOOKS = 4
 """Times that a compiled root's callers are looked at, before it is taken to be called in a compiled function."""
@@ -54,12 +55,9 @@ class CompiledEntry:
             return
         self._looks += 1
         self._look_at(self._root)
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and not self._undo:
-            caller = frame.f_locals.get("self")
+        for caller in (frame.f_locals.get("self") for frame in outwards(sys._getframe(1))):
             if isinstance(caller, nn.Module) and "_orig_mod" in caller._modules:
                 self.wrapped(caller, caller)
-            frame = frame.f_back
 
     def _look_at(self, module: nn.Module) -> None:
         if not self._undo and getattr(module, "_compiled_call_impl", None) is not None:

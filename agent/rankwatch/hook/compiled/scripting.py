@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-import logging
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-log = logging.getLogger(__name__)
+from ...touch.patched import patch
 
 # Private, so they may be missing: then a watched model cannot be scripted, and nothing else changes.
 _READERS = ("get_hook_stubs", "infer_concrete_type_builder")
@@ -21,22 +20,15 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 def hide_hooks(is_ours: Callable[[Any], bool]) -> None:
     """Hides hooks from ``torch.jit.script``, once for the process."""
-    recursive: Any = getattr(torch.jit, "_recursive", None)
     for name in _READERS:
-        original = getattr(recursive, name, None)
-        if original is None:
-            log.debug("torch.jit._recursive has no %s", name)
-        elif not hasattr(original, "_rankwatch"):
-            setattr(recursive, name, _without(original, is_ours))
+        patch(getattr(torch.jit, "_recursive", None), name, partial(_without, is_ours))
 
 
-def _without(original: Callable[..., Any], is_ours: Callable[[Any], bool]) -> Callable[..., Any]:
-    @functools.wraps(original)
+def _without(is_ours: Callable[[Any], bool], original: Callable[..., Any]) -> Callable[..., Any]:
     def reader(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         with _hidden(module, is_ours):
             return original(module, *args, **kwargs)
 
-    reader._rankwatch = True  # type: ignore[attr-defined]
     return reader
 
 

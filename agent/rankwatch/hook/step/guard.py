@@ -17,9 +17,7 @@ from typing import Any
 import torch
 import torch.distributed
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.utils._python_dispatch import _disable_current_modes
 
 from ...errors import TrainingAborted
 from ...judge.batch import BatchInProgress, BatchPart
@@ -37,6 +35,7 @@ from ...rerun.limit import Limit
 from ...shared.types.config import Config, Policy
 from ...shared.types.frame import Kind, Phase, ReadingSpec
 from ...shared.types.tuning import Check
+from ...touch.torch_private import active_ddp, without_modes
 from .. import backward
 from ..batches import Batches
 from ..hooks import Hooks
@@ -125,7 +124,7 @@ class Guard:
             size -= _bytes(self._kept[0])
             self._kept.pop(0).run = None
             self._dropped += 1
-        ddp = getattr(DistributedDataParallel, "_active_ddp_module", None)  # set while DDP runs its module
+        ddp = active_ddp()
         self._is_reduced_by_ddp |= ddp is not None and torch.distributed.get_world_size() > 1
 
     def mark(self, part: BatchPart, entry: RootEntry | None, output: Any, reached: Callable[..., None]) -> list[Tensor]:
@@ -296,7 +295,7 @@ class Guard:
         def watch(module: Any, args: Any, kwargs: Any, output: Any) -> None:
             named = self._hooks.named(module)
             if named is not None:
-                with _disable_current_modes():
+                with without_modes():
                     self._calls.watch(args, kwargs, output, lambda *rows: found.append((named, *rows)))
 
         self._recorder.forget()
@@ -314,7 +313,7 @@ class Guard:
         return f"run again, it was finite, but {ran.note}" if ran.note else ""
 
     def _measured(self, gradient: Tensor) -> Cell:
-        with _disable_current_modes():
+        with without_modes():
             return self._recorder.cell(gradient)
 
     def _add(

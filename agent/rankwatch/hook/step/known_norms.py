@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import sys
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch.utils.weak import TensorWeakRef
 
 from ...measure.extremes import local
 from ...measure.tape import Copy, to_host
+from ...touch.patched import patch
 
 _listeners: weakref.WeakSet[KnownNorms] = weakref.WeakSet()
 
@@ -111,30 +112,26 @@ def _gradients(parameters: list[Tensor]) -> list[Tensor]:
 
 
 def _wrap() -> None:
-    """Wraps the functions that compute the norm of gradients, or clip them. The wrappers stay; they cost next to nothing.
+    """Wraps the functions that compute the norm of gradients, or clip them.
 
     What a script has imported before by name, of torch before 2.6 ``clip_grad_norm_``, is not wrapped.
     """
     if hasattr(clip_grad, "_get_total_norm"):
-        _observe("_get_total_norm", clip_grad, tells=True)
-        _observe("_clip_grads_with_norm_", clip_grad, clips=True)
+        patch(clip_grad, "_get_total_norm", partial(_observed, tells=True))
+        patch(clip_grad, "_clip_grads_with_norm_", partial(_observed, clips=True))
         torch.nn.utils.get_total_norm = clip_grad._get_total_norm
         torch.nn.utils.clip_grads_with_norm_ = clip_grad._clip_grads_with_norm_
     else:  # torch before 2.6
-        _observe("clip_grad_norm_", clip_grad, tells=True, clips=True)
+        patch(clip_grad, "clip_grad_norm_", partial(_observed, tells=True, clips=True))
         torch.nn.utils.clip_grad_norm_ = clip_grad.clip_grad_norm_
     if fsdp := sys.modules.get("torch.distributed.fsdp.fully_sharded_data_parallel"):
-        _observe("clip_grad_norm_", fsdp.FullyShardedDataParallel, tells=True, clips=True)
+        patch(fsdp.FullyShardedDataParallel, "clip_grad_norm_", partial(_observed, tells=True, clips=True))
 
 
-def _observe(name: str, holder: Any, *, tells: bool = False, clips: bool = False) -> None:
+def _observed(original: Callable[..., Any], *, tells: bool = False, clips: bool = False) -> Callable[..., Any]:
     """``tells``: it returns the norm of what it is given. ``clips``: it multiplies the gradients of the parameters, or module."""
-    original = getattr(holder, name)
-    if hasattr(original, "_rankwatch"):
-        return
     order = list(inspect.signature(original).parameters).index("norm_type") - 1 if tells else 0
 
-    @functools.wraps(original)
     def observed(given: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_dynamo_compiling() or not _listeners:
             return original(given, *args, **kwargs)
@@ -155,5 +152,4 @@ def _observe(name: str, holder: Any, *, tells: bool = False, clips: bool = False
                 one.took(tensors, norm, norm_type, clips)
         return norm
 
-    observed._rankwatch = True  # type: ignore[attr-defined]
-    setattr(holder, name, observed)
+    return observed

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +15,9 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...judge.batch import LossScaling
+from ...measure.tape import to_host
 from ...shared.types.config import Config
+from ...touch.patched import patch
 
 HIGH = 2.0**16
 """Torch's default scale. A scale that shrinks from above it is still being searched for: that tells nothing."""
@@ -79,14 +81,9 @@ class Scale:
             self._saw(float(value), of)
 
     def update(self, value: Tensor, batch: int) -> None:
-        if value.device.type == "cuda":
-            copy = torch.empty(value.shape, dtype=value.dtype, device="cpu", pin_memory=True)
-            copy.copy_(value, non_blocking=True)
-            event = torch.cuda.Event()
-            event.record(torch.cuda.current_stream(value.device))
-            self._coming.append((copy, event, batch))
-        else:
-            self._coming.append((value.detach().to("cpu", copy=True), None, batch))
+        values = value.detach()
+        copy, event = to_host(values) if values.is_cuda else (values.to("cpu", copy=True), None)
+        self._coming.append((copy, event, batch))
 
     def _saw(self, value: float, batch: int) -> None:
         if self.value and value < self.value:
@@ -186,24 +183,20 @@ class LossScales:
 
 
 def _wrap() -> None:
-    """Wraps methods of the scaler classes. The wrappers stay; without a listener they cost next to nothing."""
+    """Wraps methods of the scaler classes."""
     sharded = sys.modules.get("torch.distributed.fsdp.sharded_grad_scaler")
     for scaler in (torch.amp.GradScaler, getattr(sharded, "ShardedGradScaler", None)):
         for name, notify in (("scale", _on_scale), ("step", _on_step), ("update", _on_update)):
-            own = vars(scaler).get(name) if scaler is not None else None
-            if own is not None and not hasattr(own, "_rankwatch"):
-                setattr(scaler, name, _observed(own, notify))
+            patch(scaler, name, partial(_observed, notify))
 
 
-def _observed(original: Callable[..., Any], notify: Callable[..., None]) -> Callable[..., Any]:
-    @functools.wraps(original)
+def _observed(notify: Callable[..., None], original: Callable[..., Any]) -> Callable[..., Any]:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
         if _listeners and self.is_enabled() and isinstance(getattr(self, "_scale", None), Tensor):
             notify(self, result, *args, **kwargs)
         return result
 
-    method._rankwatch = True  # type: ignore[attr-defined]
     return method
 
 

@@ -8,13 +8,12 @@ import dis
 import enum
 import re
 import sys
-import sysconfig
 import types
 from collections.abc import Iterator, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ...touch.whose_code import is_installed
 from .encoding import Encoder, TooLargeError
 
 MAX_FUNCTIONS = 5_000
@@ -81,16 +80,7 @@ def is_users(module: types.ModuleType) -> bool:
     file = getattr(module, "__file__", None)
     if not isinstance(file, str) or not file.endswith(".py"):
         return False
-    return not file.startswith(_installed()) and "site-packages" not in file
-
-
-@cache
-def _installed() -> tuple[str, ...]:
-    paths = sysconfig.get_paths()
-    ours = Path(__file__).parents[2]
-    return tuple(
-        {f"{folder}/" for folder in (ours, *(paths[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")))}
-    )
+    return not is_installed(file)
 
 
 class _Reached:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from .native_call import exit_call, realtime_libraries
+from .exit_call import ExitCall, realtime_libraries
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class ExitQueue:
         descriptor = self._c.mq_open(path, flags, 0o600, ctypes.byref(_Attributes(0, 1, 1)))
         if descriptor >= 0:
             self._c.mq_unlink(path)
-        if descriptor < 0 or self._c.mq_notify(descriptor, ctypes.byref(exit_call())) != 0:
+        if descriptor < 0 or self._c.mq_notify(descriptor, ctypes.byref(ExitCall())) != 0:
             log.debug("no queue to be ended by: %s", os.strerror(ctypes.get_errno()))
             self._c = None
             if descriptor >= 0:

@@ -16,7 +16,6 @@ class Stat(NamedTuple):
     """``started_at``: in clock ticks since the machine's start."""
 
     state: str
-    parent: int
     started_at: int
 
 
@@ -24,7 +23,7 @@ def stat_of(pid: int) -> Stat | None:
     """None: there is no such process, or it is hidden."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().decode(errors="replace").rpartition(")")[2].split()
-        return Stat(fields[0], int(fields[1]), int(fields[19]))
+        return Stat(fields[0], int(fields[19]))
     except (OSError, ValueError, IndexError):
         return None
 
@@ -57,32 +56,5 @@ def machine() -> str:
     """The running kernel and the space of process numbers; empty where it is unknown."""
     try:
         return f"{boot_id()} {os.readlink('/proc/self/ns/pid')}" if boot_id() else ""
-    except OSError:
-        return ""
-
-
-def parent_of(pid: int) -> int:
-    """The process that started this one, or that took it over; 0 where it is unknown."""
-    stat = stat_of(pid)
-    return 0 if stat is None else stat.parent
-
-
-def environment_of(pid: int) -> dict[str, str]:
-    """The environment that a process was started with; empty where it cannot be read."""
-    return dict(entry.split("=", 1) for entry in _read(pid, "environ").split("\0") if "=" in entry)
-
-
-def command_of(pid: int) -> list[str]:
-    return _read(pid, "cmdline").split("\0")
-
-
-def has_loaded(pid: int, library: str) -> bool:
-    """Whether a process has mapped a file whose path contains ``library``."""
-    return library in _read(pid, "maps")
-
-
-def _read(pid: int, name: str) -> str:
-    try:
-        return Path(f"/proc/{pid}/{name}").read_text(errors="replace")
     except OSError:
         return ""

@@ -23,9 +23,6 @@ MAX_START = 64
 AHEAD = 0
 """The sequence number of the copy of a TRIP or CLOSEUP that goes ahead of its rank's batches. The message comes in its turn."""
 
-LISTEN_AFTER = 8.0
-"""Seconds after the last turn of a rank's link, after which its stand-in is started: less than the usual grace of an abort."""
-
 
 @dataclass(frozen=True, slots=True)
 class Hello:
@@ -62,7 +59,7 @@ class Welcome:
     """Collector to rank: its run, the run's intervals in seconds, and the last sequence number that is in the record.
 
     ``folder`` is the absolute path of the run's folder on the collector's host. A rank on another host may not see it, or may
-    see another folder there: the run's has the file ``run.db``. ``host`` is the collector's host: ranks there need no stand-in.
+    see another folder there: the run's has the file ``run.db``. ``host`` is the collector's host.
     ``window``: bytes (``window.py``). Only while the collector has fewer of this rank's batches and fingerprints still to handle,
     the rank sends another one.
     """
@@ -200,22 +197,6 @@ class Stay:
 
 
 @dataclass(frozen=True, slots=True)
-class Listen:
-    """Stand-in of a rank to collector, again and again: the rank's link does not turn, since something keeps its GIL."""
-
-    run: str
-    rank: int
-    incarnation: str
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """Collector to a rank's stand-in: the grace of an abort that the rank does not hear is over; end its process."""
-
-    incarnation: str
-
-
-@dataclass(frozen=True, slots=True)
 class Ack:
     """Collector to rank: all messages up to ``seq`` are in the record, and those up to ``handled`` are handled.
 
@@ -312,8 +293,6 @@ Message: TypeAlias = (
     | Inspected
     | Abort
     | Stay
-    | Listen
-    | End
     | Ack
     | Bye
     | Error

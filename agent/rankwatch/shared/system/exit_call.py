@@ -1,4 +1,4 @@
-"""What the kernel is asked to have done: the C library calls a function of its own in another thread, whatever keeps the GIL."""
+"""What the kernel is asked to have done: the C library ends the process with exit code 77, whatever keeps the GIL."""
 
 from __future__ import annotations
 
@@ -11,19 +11,15 @@ from ...errors import EXIT_ABORTED
 _SIGEV_THREAD = 2
 
 
-class NativeCall(ctypes.Structure):
-    """``struct sigevent`` of Linux, 64 bytes.
-
-    Args:
-        function: a function of the C library that takes one argument.
-        argument: a number or an address: ``value`` is a union, and an ``int`` is the first half of its register.
+class ExitCall(ctypes.Structure):
+    """``struct sigevent`` of Linux, 64 bytes: a thread of the C library's own calls ``_exit(77)``.
 
     Raises:
         OSError, AttributeError: the C library has no such function.
     """
 
     _fields_ = (
-        ("value", ctypes.c_void_p),
+        ("value", ctypes.c_void_p),  # a union: an ``int`` is the first half of its register
         ("number", ctypes.c_int),
         ("notify", ctypes.c_int),
         ("function", ctypes.c_void_p),
@@ -31,14 +27,9 @@ class NativeCall(ctypes.Structure):
         ("padding", ctypes.c_char * (64 - 2 * ctypes.sizeof(ctypes.c_int) - 3 * ctypes.sizeof(ctypes.c_void_p))),
     )
 
-    def __init__(self, function: str, argument: int) -> None:
-        address = ctypes.cast(getattr(ctypes.CDLL(None), function), ctypes.c_void_p).value
-        super().__init__(argument, 0, _SIGEV_THREAD, address)
-
-
-def exit_call() -> NativeCall:
-    """``_exit(77)``."""
-    return NativeCall("_exit", EXIT_ABORTED)
+    def __init__(self) -> None:
+        address = ctypes.cast(ctypes.CDLL(None)._exit, ctypes.c_void_p).value
+        super().__init__(EXIT_ABORTED, 0, _SIGEV_THREAD, address)
 
 
 def realtime_libraries() -> Iterator[Any]:

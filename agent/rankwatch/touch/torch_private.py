@@ -1,0 +1,129 @@
+"""The private names of torch that rankwatch reads: what each is for, and what it is where torch lacks the name.
+
+Another version of torch may lack any of them. Then less is seen, and the training goes on. Not on this page are
+
+- the tables of a module (``_parameters``, ``_buffers``, ``_modules``, ``_forward_hooks``) and a tensor's ``_version``, which
+  extensions of torch read everywhere;
+- what is within a unit of FSDP: its many names are those of ``replicas/fsdp_units.py`` and ``measure/shards.py``;
+- what a compiled model is made of: ``hook/compiled/``; the operators by autograd's names: ``rerun/graph_nodes.py``;
+- the kernels ``torch._foreach_...``, which torch's optimizers are made of, and the switch of oneDNN: ``rerun/wider.py``;
+- two functions of process groups in ``tell/``, which loads without torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, _guards, nn
+from torch.nn.modules import batchnorm
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils import _python_dispatch
+
+# What is no function of ours is torch's own: some run in every hook.
+
+graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+"""The number of the backward that the calling thread is in; -1: in none. Without it, no backward is noticed while it runs."""
+
+graph_node: Callable[[], Any] = getattr(torch._C, "_current_autograd_node", lambda: None)
+"""The node of autograd's graph whose backward runs. Without it, no operator of a backward has a line."""
+
+is_any_autocast_enabled: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
+"""Whether to look at the autocast of each device. Without it, all are looked at, which takes longer."""
+
+raw_stream: Callable[[int], int] = getattr(
+    torch._C, "_cuda_getCurrentRawStream", lambda index: torch.cuda.current_stream(index).cuda_stream
+)
+"""The current stream of a CUDA device, as a number. What it is without the name takes ten times as long."""
+
+
+def is_transformed() -> bool:
+    """Whether the calling code runs inside a transformation of ``torch.func``, or torch does not tell."""
+    peek = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", lambda: None)
+    return not hasattr(torch._C, "_len_torch_dispatch_stack") or peek() is not None
+
+
+_eval_frame: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+
+set_eval_frame: Callable[[Any], Any] = getattr(_eval_frame, "set_eval_frame", lambda callback: None)
+"""Switches the compiler off, or on again. Without it, the hooks of a compiled model break its graph."""
+
+
+def never_compile(function: Callable[..., Any]) -> None:
+    """Prevents that ``function`` becomes a graph of its own. When called inside of a graph, it is still traced."""
+    code = function.__code__
+    skip_code = getattr(_eval_frame, "skip_code", None)
+    if skip_code is not None:  # torch 2.4
+        skip_code(code)
+    elif hasattr(_eval_frame, "set_code_exec_strategy"):
+        action = getattr(_eval_frame, "_FrameAction", None) or _eval_frame.FrameAction
+        strategy = getattr(_eval_frame, "_FrameExecStrategy", None) or _eval_frame.FrameExecStrategy
+        _eval_frame.set_code_exec_strategy(code, strategy(action.SKIP, action.DEFAULT))
+
+
+_tracing_context: Any = getattr(_guards, "TracingContext", None)
+
+
+def is_tracing() -> bool:
+    """Whether torch works on a graph. While torch 2.4 does, ``torch.compiler.is_compiling()`` may be False."""
+    return _tracing_context is not None and _tracing_context.try_get() is not None
+
+
+modes_on: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
+"""How many modes are on. Without it, the modes of the user see our operations."""
+
+modes: Callable[[], Sequence[Any]] = getattr(_python_dispatch, "_get_current_dispatch_mode_stack", lambda: ())
+"""The modes that are on, the innermost last."""
+
+without_modes: Callable[[], AbstractContextManager[Any]] = getattr(_python_dispatch, "_disable_current_modes", nullcontext)
+"""Within it, all modes are off."""
+
+
+def is_fake(mode: Any) -> bool:
+    """Whether tensors have no values under this mode."""
+    fake = getattr(sys.modules.get("torch._subclasses.fake_tensor"), "FakeTensorMode", None)
+    return fake is not None and isinstance(mode, fake)
+
+
+def active_ddp() -> Any:
+    """The DDP module that runs its forward now; None: none does."""
+    return getattr(DistributedDataParallel, "_active_ddp_module", None)
+
+
+def comm_hooks_of(ddp: Any) -> Sequence[tuple[Callable[..., Any], Any]]:
+    """What the user has registered to reduce gradients in the place of DDP."""
+    return getattr(ddp, "_comm_hooks", ())
+
+
+def fsdp1_handle(module: nn.Module) -> Any:
+    """What a unit of ``FullyShardedDataParallel`` has its flat parameter in; None: it is no unit."""
+    return getattr(module, "_handle", None)
+
+
+def fsdp2_groups(module: nn.Module) -> list[Any]:
+    """The groups of parameters of a unit of ``fully_shard``; empty: it is no unit."""
+    state: Any = getattr(module, "_get_fsdp_state", lambda: None)()
+    groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
+    return [group for group in groups if group is not None]
+
+
+def shard_of(value: Any) -> Tensor:
+    """What a DTensor has on this rank; the tensor itself, if it is none."""
+    shard: Tensor = getattr(value, "_local_tensor", value)
+    return shard
+
+
+def has_rpc() -> bool:
+    """Whether ``torch.distributed.rpc`` was set up: then values are sent that nothing of ours sees."""
+    rpc = sys.modules.get("torch.distributed.rpc")
+    return rpc is not None and bool(getattr(rpc, "_is_current_rpc_agent_set", lambda: False)())
+
+
+process_groups: Any = getattr(torch._C, "_distributed_c10d", None)
+"""The classes of process groups and their work; None: this torch has none."""
+
+NORMS_WITH_STATISTICS: Any = getattr(batchnorm, "_NormBase", (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d))
+"""The modules whose buffers a forward in training mode changes."""
