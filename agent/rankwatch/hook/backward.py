@@ -16,7 +16,7 @@ from ..measure.modules import NamedModule
 from ..measure.tape import Cell
 from ..measure.walk import flatten, inputs, leaves
 from ..measure.weights import mark_shard
-from ..rerun.backward_rerun import outputs_of
+from ..rerun.forward import outputs_of
 from ..shared.bounded import BoundedDict
 from ..shared.types.frame import Kind, ReadingSpec
 from ..shared.types.notice import ZEROS

@@ -18,8 +18,9 @@ from ..measure.modules import Modules
 from ..measure.recorder import Call, PendingFrame, Recorder
 from ..measure.sweep import Sweep
 from ..measure.tape import Tape
-from ..rerun.careful import Careful, Stopped, uncollected
-from ..rerun.forward import Forward, RootEntry, run_again
+from ..rerun.careful import Careful
+from ..rerun.engine import Rerun
+from ..rerun.forward import Forward, RootEntry
 from ..rerun.limit import Limit
 from ..shared.types.frame import Kind, Phase, Position
 from ..touch.torch_private import without_modes
@@ -41,7 +42,7 @@ class RunAgain(NamedTuple):
     is_bad: bool
 
 
-class Between:
+class UnmeasuredBatchRerun:
     """Runs forwards again of which only the root was measured.
 
     Args:
@@ -58,7 +59,7 @@ class Between:
         self._steps = steps
         self._model = model
 
-    def run_again(self, batch: BatchInProgress, entry: RootEntry | None, judge: Judge) -> RunAgain | None:
+    def measure(self, batch: BatchInProgress, entry: RootEntry | None, judge: Judge) -> RunAgain | None:
         """Runs the forward of a batch again. None: there is no need, it was before, it cannot be, or was not to its end."""
         if batch.is_full or batch.is_run_again or entry is None:
             return None
@@ -82,7 +83,6 @@ class Between:
             found = self._run(forward, batch.began, judge, limit, grad=False)
         return found
 
-    @uncollected()
     def _run(self, forward: Forward, began: Position, judge: Judge, limit: Limit, *, grad: bool) -> RunAgain | None:
         named = {id(one.module): one for one in self._model().awake()}
         if id(forward.module) not in named:
@@ -111,13 +111,9 @@ class Between:
                 mode.stop("it has come to where it is bad")
 
         self._recorder.forget()
-        try:
-            run_again(forward, mode, grad=grad, watch=watch)
-        except (Stopped, Exception) as why:  # noqa: BLE001  the trip counts without it: the root alone is known
-            if not is_bad:
-                log.debug("the forward of batch %d was not run again to its end: %r", began.batch, why)
-                return None
-        return RunAgain(frames, last, is_bad)
+        ran = Rerun(forward, mode, watch).forward(grad=grad)
+        # Of a rerun that failed nothing is used: the trip is told all the same, of the root alone.
+        return RunAgain(frames, last, is_bad) if is_bad or ran.values is not None else None
 
 
 def not_again(frame: PendingFrame, again: PendingFrame) -> PendingFrame:

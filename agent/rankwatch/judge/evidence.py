@@ -112,13 +112,12 @@ class Evidence:
         repeated, forward = repeat(forwards)
         again = None
         if kind in _GRADIENTS and not frame.unfound and not culprit.label.endswith(REDUCED) and part.batch.run is not None:
-            parameters = list(part.batch.run.entry.module.parameters())
             # Of a gradient that the guard has found: no rank waits in a collective.
             limit = Limit(time.monotonic() + WALL_SECONDS) if frame.guarded else before_a_trip()
-            repeated = origin_of_gradient(part.batch.run, parameters, limit)
+            repeated = origin_of_gradient(part.batch.run, limit)
             if repeated.note == FROM_THE_LOSS and part.batch.steep is not None:
                 repeated = repeated._replace(note=FROM_THE_LOSS + part.batch.steep())
-            again = (part.batch.run, parameters) if repeated.recurred else None
+            again = part.batch.run if repeated.recurred else None
         if kind is Kind.LOSS:
             repeated = Repeated(*_of_loss(part))
         weights: tuple[BadWeight, ...] = ()
@@ -131,10 +130,8 @@ class Evidence:
         was_given = forward is not None and _only_read(repeated, frame, forward, bool(labels or own))
         is_outside = forward is not None and _is_outside(repeated, forward)
         operator = None if was_given or is_outside else repeated.operator
-        run_again = [one.module for one in forwards] + (
-            [part.batch.run.entry.module] if again is not None and part.batch.run else []
-        )
-        is_compiled = part.batch.is_compiled or any(runs_compiled(frame.named.module, one) for one in run_again)
+        roots = [one.module for one in (*forwards, *((again.entry,) if again is not None else ()))]
+        is_compiled = part.batch.is_compiled or any(runs_compiled(frame.named.module, one) for one in roots)
         recurs = None if is_compiled and not repeated.recurred else repeated.recurred
         note = "" if forwards or again else frame.unfound or repeated.note or _why_not(frame, kind, is_compiled)
         output = call[2] if call is not None else None

@@ -70,7 +70,7 @@ def announce(found: FoundTrip, observer: Observer, modules: Iterable[NamedModule
             found.trip,
             name=name(forward.module),
             output=subject.output,
-            gradients=subject.again[0].gradients if subject.again is not None else (),
+            gradients=subject.again.gradients if subject.again is not None else (),
             until=until,
         )
 

@@ -28,7 +28,7 @@ from ..shared.types.frame import BatchSummary, FrameTable, Kind, Moment, Phase, 
 from ..shared.types.trip import Trip
 from ..shared.types.tuning import Check, Tuning
 from .batch import BatchInProgress, BatchPart, Gate, LossScaling, PartState, Tables
-from .between import Between, RunAgain, not_again
+from .between import RunAgain, UnmeasuredBatchRerun, not_again
 from .changes import guilty_collective, mark_stale
 from .evidence import Evidence
 from .health import Health
@@ -96,7 +96,7 @@ class Settler:
         self._awaits_step = awaits_step
         self._model = model
         self._steps = steps
-        self._between = Between(recorder, tape, sweep, steps, model)
+        self._between = UnmeasuredBatchRerun(recorder, tape, sweep, steps, model)
         self._evidence = Evidence(recorder, steps, model, sweep.shards)
         self._raised = 0  # forwards that were run again as they had raised
         self._tables = Tables()
@@ -377,7 +377,7 @@ class Settler:
             entry = batch.run.entry if batch.run is not None else None
             found = self._find_again(BatchPart(batch), entry)
             return found or self._trip_of_call(frame, part, part.values, call)
-        again = self._between.run_again(batch, entry, self.judge)
+        again = self._between.measure(batch, entry, self.judge)
         if again is not None and again.is_bad:
             self._replace(forward, again)
             return self._trip_of_call(again.frames[-1], forward, None, again.call)
@@ -393,7 +393,7 @@ class Settler:
 
     def _find_again(self, part: BatchPart, entry: RootEntry | None) -> FoundTrip | None:
         """The trip in a forward that is run again, if there is one: nothing in the first run has shown it."""
-        again = self._between.run_again(part.batch, entry, self.judge)
+        again = self._between.measure(part.batch, entry, self.judge)
         if again is None or not again.is_bad:
             return None
         part.batch.entry = entry

@@ -153,8 +153,7 @@ def _name_operator(trial: Trial, device: torch.device, found: ReplayFindings) ->
     limit = Limit(time.monotonic() + MAX_SECONDS)
     with trial.surrounded(device):
         if found.is_backward:
-            run = trial.root_run(device)
-            repeated = origin_of_gradient(run, list(run.entry.module.parameters()), limit)
+            repeated = origin_of_gradient(trial.root_run(device), limit)
         else:
             repeated, _ = repeat([trial.forward(device)], limit)
     if repeated.given is not None and repeated.operator is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -13,13 +12,14 @@ from torch import Tensor, nn
 
 from ..errors import UsageError
 from ..measure.walk import leaves
-from ..rerun.backward_rerun import RootRun, run_batch_again, run_wide
+from ..rerun.backward_rerun import RootRun
 from ..rerun.capsule.surroundings import surrounded
 from ..rerun.capsule.tensor_file import digest_of
-from ..rerun.careful import Careful, Stopped, passed_again, tensors
-from ..rerun.forward import Forward, RootEntry, run_again
+from ..rerun.careful import Careful, passed_again, tensors
+from ..rerun.engine import Ran, Rerun
+from ..rerun.forward import Forward, RootEntry
 from ..rerun.limit import Limit
-from ..rerun.wider import Wider, plain_kernels
+from ..rerun.wider import Wider
 from ..shared.types.frame import State, state_of
 from .code import UsersCode
 from .opened import OpenedCapsule
@@ -121,56 +121,37 @@ class Trial:
         is_wider = dtype is not None and own is not None and (dtype == own or dtype.itemsize > own.itemsize)
         if dtype is not None and not is_wider:
             change = in_precision(device, dtype)
-        if self._capsule.manifest["gradients"]:
-            return self._run_backward(device, change, dtype if is_wider else None)
-        forward = self.forward(device, change)
-        values = tensors([forward.args, forward.kwargs, *forward.module.parameters(), *forward.module.buffers()])
-        mode = Careful(values)
-        kernels: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-        if is_wider and dtype is not None:
-            mode = wide = Wider(dtype, values, Limit(), lambda: True)
-            args, kwargs = wide.widened((forward.args, forward.kwargs))
-            forward, kernels = replace(forward, args=args, kwargs=kwargs), plain_kernels()
-        return self._result_of(lambda: self._run_forward(device, forward, mode, kernels))
-
-    def _run_forward(
-        self, device: torch.device, forward: Forward, mode: Careful, kernels: contextlib.AbstractContextManager[Any]
-    ) -> list[Tensor]:
-        with self.surrounded(device), kernels:
-            outputs, changes = run_again(forward, mode, grad=self._capsule.manifest["surroundings"]["grad"])
-        self.draws |= changes.drew
-        return outputs
-
-    def _run_backward(
-        self, device: torch.device, change: Callable[[Call], Call] | None, dtype: torch.dtype | None
-    ) -> ForwardResult:
-        """Forward and backward; the result is that of the gradients of the parameters."""
-
-        def run() -> list[Tensor]:
-            with self.surrounded(device):
-                again = self.root_run(device, change)
-                parameters = list(again.entry.module.parameters())
-                if dtype is None:
-                    ran = run_batch_again(again, parameters, lambda *call: None)
-                else:
-                    ran = run_wide(again, parameters, dtype, Limit(), lambda: True)
-            self.draws |= ran.drew
-            if not ran.gradients:
-                raise Stopped(ran.note)
-            return [value for value in ran.gradients if value is not None]
-
-        return self._result_of(run)
-
-    def _result_of(self, run: Callable[[], list[Tensor]]) -> ForwardResult:
         try:
-            outputs = run()
+            ran = self._rerun(device, change, dtype if is_wider else None)
         except UsageError:
             raise
-        except Stopped as stop:
-            return ForwardResult(State.NONE, 0.0, "", str(stop))
-        except Exception as error:  # noqa: BLE001  the user's code
+        except Exception as error:  # noqa: BLE001  the module may be too large for this device, say
             return ForwardResult(State.NONE, 0.0, "", _describe(error))
-        return worst([_result(value) for value in outputs if _is_float(value)])
+        self.draws |= ran.changes.drew
+        if ran.values is None:
+            return ForwardResult(State.NONE, 0.0, "", ran.note)
+        return worst([_result(value) for value in ran.values if value is not None and _is_float(value)])
+
+    def _rerun(
+        self, device: torch.device, change: Callable[[Call], Call] | None, wide: torch.dtype | None
+    ) -> Ran[Tensor] | Ran[Tensor | None]:
+        """The forward again. Or forward and backward: then the values are the gradients of the parameters."""
+        grad, has_backward = self._capsule.manifest["surroundings"]["grad"], bool(self._capsule.manifest["gradients"])
+
+        def mode(values: list[Tensor]) -> Careful:
+            if wide is None:
+                return Careful(values)
+            return Wider(wide, values, Limit(), lambda: True, with_weights=has_backward, with_gradients=has_backward)
+
+        if has_backward:
+            with self.surrounded(device):
+                run = self.root_run(device, change)
+                return run.again(mode([*run.entry.module.buffers()]))
+        forward = self.forward(device, change)
+        module = forward.module
+        values = tensors([forward.args, forward.kwargs, *module.parameters(), *module.buffers()])
+        with self.surrounded(device):
+            return Rerun(forward, mode(values), describe=_describe).forward(grad=grad)
 
     def is_as_trained(self, result: ForwardResult) -> bool | None:
         """Whether the bits are those of the training; None: the capsule does not know them."""

@@ -6,32 +6,26 @@ reference. The gradients of this backward go nowhere: no ``.grad`` changes, and 
 
 from __future__ import annotations
 
-import logging
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
-from torch.utils import checkpoint
+from torch import Tensor
 
-from ..measure.walk import leaves
 from ..shared.types.frame import State
 from ..shared.types.trip import Operator, Source
 from ..touch.torch_private import graph_node, graph_task
 from ..touch.whose_code import owner_of, text_of
 from .arguments import Input, state_of_tensor
-from .careful import Altered, Careful, Stopped, same_surroundings, uncollected, untouched
-from .forward import Forward, RootEntry, hooked
+from .careful import Altered, Careful
+from .engine import Ran, Rerun, Watch
+from .forward import Forward, RootEntry, outputs_of
 from .limit import Limit
-from .repetition import Repeated, Repetition, describe_error, why_it_differs
+from .repetition import Repeated, Repetition, why_it_differs
 from .user_line import Caller, caller_of
-
-log = logging.getLogger(__name__)
 
 MAX_NODES = 5_000
 """Of a graph, that are looked at for an output that another output was made from."""
@@ -44,9 +38,6 @@ OTHERWISE = f"run again, it was finite: {_OTHER_WAYS}"
 OTHERWISE_COMPILED = f"run again eagerly, it was finite: the compiled code made it, {_OTHER_WAYS}"
 
 FROM_THE_LOSS = "not run again: the gradient that came from the loss was bad, and the loss is the user's code"
-
-Watch = Callable[[Any, Any, Any, Any], None]
-"""Called with a module, and the args, kwargs and output of its call, as it leaves."""
 
 
 class RootRun:
@@ -82,17 +73,21 @@ class RootRun:
             handed[number] = gradient.detach()
 
     @property
+    def forward(self) -> Forward:
+        """The forward alone."""
+        return Forward(self.entry.module, self.entry.args, self.entry.kwargs, "output", entry=self.entry)
+
+    def again(self, mode: Careful, watch: Watch | None = None) -> Ran[Tensor | None]:
+        """Runs it again, forward and backward, if it may be. ``watch`` is called for each module that runs."""
+        if why := self.forward.refusal:
+            return Ran(None, Altered(), why)
+        return Rerun(self.forward, mode, watch).backward(self.gradients)
+
+    @property
     def kept(self) -> Iterator[Tensor]:
         """What it keeps alive."""
         yield from (gradient for handed in self.gradients for gradient in handed.values())
         yield from self.entry.given
-
-
-def outputs_of(output: Any) -> list[Tensor]:
-    """The outputs of a root to which a backward hands a gradient, each once."""
-    given = [output] if type(output) is Tensor else [value for _, value in leaves(output, "output")]
-    found = {id(value): value for value in given if isinstance(value, Tensor) and value.grad_fn is not None}
-    return list(found.values())
 
 
 def _made_from(outputs: list[Tensor]) -> dict[int, frozenset[int]]:
@@ -125,204 +120,33 @@ def _sequence(node: Any) -> int:
     return int(node._sequence_nr())
 
 
-class Ran(NamedTuple):
-    """The gradients of the parameters, in their order, or why there are none.
-
-    ``made``: the bytes that operators made. ``drew``: the forward drew random numbers.
-    """
-
-    gradients: list[Tensor | None]
-    note: str = ""
-    made: int = 0
-    drew: bool = False
-
-    @property
-    def is_bad(self) -> bool:
-        return any(value is not None and state_of_tensor(value) is not State.FINITE for value in self.gradients)
-
-
-@uncollected()
-def run_batch_again(run: RootRun, parameters: Sequence[Tensor], watch: Watch, limit: Limit | None = None) -> Ran:
-    """Runs a forward of the root and its backward again. ``watch`` is called for each module that runs."""
-    module = run.entry.module
-    if why := forward_of(run).refusal:
-        return Ran([], why)
-    mode = Careful([*module.buffers()], limit)
-    try:
-        with _hooks_on(module, watch), torch.autograd.set_detect_anomaly(False):  # the user's would raise
-            gradients, changes = run_again(run, parameters, mode, watch)
-    except Stopped as stop:
-        return Ran([], str(stop))
-    except Exception as error:  # noqa: BLE001  the trip matters more than where it came from
-        log.debug("the batch cannot be run again: %r", error)
-        return Ran([], describe_error(error))
-    return Ran(gradients, _why_it_differs(run, changes), mode.made, changes.drew)
-
-
-@uncollected()
-def origin_of_gradient(run: RootRun, parameters: Sequence[Tensor], limit: Limit) -> Repeated:
+def origin_of_gradient(run: RootRun, limit: Limit) -> Repeated:
     """The operator that made a gradient bad, with the line of the forward whose backward ran it."""
-    module = run.entry.module
-    forward = forward_of(run)
+    forward = run.forward
     if why := forward.refusal:
         return Repeated(note=f"not run again: {why}")
     if any(state_of_tensor(gradient) is not State.FINITE for handed in run.gradients for gradient in handed.values()):
         return Repeated(note=FROM_THE_LOSS)
     mode = _Backward(forward, limit)
-    try:
-        # With the mode for anomalies, each node remembers the line that made it. It warns where a backward raises.
-        with warnings.catch_warnings(), torch.autograd.set_detect_anomaly(True, check_nan=False):
-            warnings.simplefilter("ignore")
-            gradients, changes = run_again(run, parameters, mode, lambda *call: None, mode.turn)
-    except Stopped as stop:
-        return Repeated(note=f"not run again: {stop}", is_late=mode.is_late)
-    except Exception as error:  # noqa: BLE001
-        log.debug("the backward of %s cannot be run again: %r", type(module).__name__, error)
-        return Repeated(note=f"not run again: {describe_error(error)}")
-    found = mode.origin_of([gradient for gradient in gradients if gradient is not None])
+    # With the mode for anomalies, each node remembers the line that made it. It warns where a backward raises.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ran = Rerun(forward, mode).backward(run.gradients, keeps_lines=True)
+    if ran.values is None:
+        return Repeated(note=f"not run again: {ran.note}", is_late=mode.is_late)
+    found = mode.origin_of([gradient for gradient in ran.values if gradient is not None])
     if found is None:
-        return Repeated(note=_why_it_differs(run, changes) or (OTHERWISE_COMPILED if run.is_compiled else OTHERWISE))
+        return Repeated(
+            note=why_gradients_differ(run, ran.changes) or (OTHERWISE_COMPILED if run.is_compiled else OTHERWISE)
+        )
     return found if found.given is None else found._replace(operator=None)
 
 
-def _why_it_differs(run: RootRun, changes: Altered) -> str:
+def why_gradients_differ(run: RootRun, changes: Altered) -> str:
+    """Why a batch whose gradients were finite when it was run again may not have been the same batch. Empty: it was."""
     if run.is_compiled and changes.drew:
         return "it draws random numbers, and compiled code may draw others"
-    return why_it_differs(forward_of(run), changes)
-
-
-def run_wide(
-    run: RootRun, parameters: Sequence[Tensor], dtype: torch.dtype, limit: Limit, wanted: Callable[[], bool]
-) -> Ran:
-    """Runs forward and backward again in a wider precision."""
-    from .wider import Wider, plain_kernels
-
-    mode = Wider(dtype, [*run.entry.module.buffers()], limit, wanted, with_weights=True, with_gradients=True)
-    args, kwargs = mode.widened((run.entry.args, run.entry.kwargs))
-    try:
-        with plain_kernels(), torch.autograd.set_detect_anomaly(False):
-            return Ran(run_again(run, parameters, mode, lambda *call: None, given=(args, kwargs))[0])
-    except Stopped as stop:
-        return Ran([], f"stopped: {stop}")
-    except Exception as error:  # noqa: BLE001  a line in the report
-        return Ran([], describe_error(error))
-
-
-def run_again(
-    run: RootRun,
-    parameters: Sequence[Tensor],
-    mode: Careful,
-    watch: Watch,
-    turn: Callable[[], None] = lambda: None,
-    given: tuple[Any, Any] | None = None,
-) -> tuple[list[Tensor | None], Altered]:
-    """Forward and backward under a mode; returns the gradients of the parameters, and what the forward had changed.
-
-    ``turn`` is called between the two. ``given``: the args and kwargs, if not those of the training.
-    """
-    entry, changes = run.entry, Altered()
-    module, wanted = entry.module, [value for value in parameters if value.requires_grad]
-    sums: dict[int, Tensor] = {}
-    args, kwargs = _cut(given or (entry.args, entry.kwargs))
-    mode.module = module
-    with (
-        _silent(module),
-        _no_reentrant_checkpoints(),
-        untouched(module, changes),
-        same_surroundings(module, args, kwargs, changes, entry.again()),
-        torch.enable_grad(),
-        prepared(mode, module),
-    ):
-        output = hooked(module, args, kwargs, entry.forward(*args, **kwargs))
-        watch(module, args, kwargs, output)
-        outputs = outputs_of(output)
-        turn()
-        for nth, handed in enumerate(run.gradients, 1):
-            if not handed:
-                continue
-            made = [outputs[number] for number in handed]
-            more = nth < len(run.gradients)
-            gradients = [value.to(outputs[number].dtype) for number, value in handed.items()]
-            leaves_of = list(map(mode.in_place_of, wanted))
-            found = torch.autograd.grad(made, leaves_of, gradients, retain_graph=more, allow_unused=True)
-            for parameter, gradient in zip(wanted, found, strict=True):
-                if gradient is not None:
-                    known = sums.get(id(parameter))
-                    sums[id(parameter)] = gradient if known is None else known + gradient
-    mode.check()  # the forward may have caught what stopped it
-    return [sums.get(id(parameter)) for parameter in parameters], changes
-
-
-@contextmanager
-def prepared(mode: Careful, module: nn.Module) -> Iterator[None]:
-    mode.prepare(module)
-    with mode:
-        yield
-
-
-def forward_of(run: RootRun) -> Forward:
-    """The forward alone."""
-    return Forward(run.entry.module, run.entry.args, run.entry.kwargs, "output", entry=run.entry)
-
-
-def _cut(given: Any) -> Any:
-    """What a forward was given, without the graph that made it: another model's, or an earlier part of this batch."""
-    if not any(isinstance(leaf, Tensor) and leaf.grad_fn is not None for leaf in pytree.tree_leaves(given)):
-        return given
-    return pytree.tree_map(
-        lambda leaf: (
-            leaf.detach().requires_grad_().clone() if isinstance(leaf, Tensor) and leaf.grad_fn is not None else leaf
-        ),
-        given,
-    )
-
-
-@contextmanager
-def _hooks_on(root: nn.Module, watch: Watch) -> Iterator[None]:
-    """Calls ``watch`` for each module below the root."""
-
-    def leave(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        watch(module, args, kwargs, output)
-
-    handles = [module.register_forward_hook(leave, with_kwargs=True) for module in root.modules() if module is not root]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-@contextmanager
-def _silent(module: nn.Module) -> Iterator[None]:
-    """A LightningModule's step logs, which it did before."""
-    names = ("log", "log_dict") if any(_is_lightning(cls) for cls in type(module).__mro__) else ()
-    had = {name: module.__dict__[name] for name in names if name in module.__dict__}
-    module.__dict__.update(dict.fromkeys(names, lambda *args, **kwargs: None))
-    try:
-        yield
-    finally:
-        for name in names:
-            module.__dict__.pop(name, None)
-        module.__dict__.update(had)
-
-
-@contextmanager
-def _no_reentrant_checkpoints() -> Iterator[None]:
-    """A reentrant checkpoint refuses a backward whose gradients go nowhere: what is in it runs without a checkpoint."""
-    checkpointed: Any = checkpoint.CheckpointFunction
-    had = checkpointed.__dict__.get("apply")
-    checkpointed.apply = staticmethod(lambda function, keeps_random_state, *args: function(*args))
-    try:
-        yield
-    finally:
-        if had is None:
-            del checkpointed.apply
-        else:
-            checkpointed.apply = had
-
-
-def _is_lightning(cls: type) -> bool:
-    return cls.__name__ == "LightningModule" and cls.__module__.startswith(("lightning", "pytorch_lightning"))
+    return why_it_differs(run.forward, changes)
 
 
 # --- the line of the forward ------------------------------------------------------------------------------------------

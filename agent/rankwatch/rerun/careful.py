@@ -89,8 +89,21 @@ class Careful(TorchDispatchMode):
         if self.stopped:
             raise Stopped(self.stopped)
 
+    # The engine calls these five. A mode that does more than to stop a forward has its own.
+
+    def given(self, values: Any) -> Any:
+        """What the forward is given in the place of its args and kwargs."""
+        return values
+
+    def kernels(self) -> AbstractContextManager[None]:
+        """The kernels that torch may use meanwhile."""
+        return nullcontext()
+
     def prepare(self, module: nn.Module) -> None:
         """Called before the forward of the module, whose attributes are restored after it."""
+
+    def turn(self) -> None:
+        """Called between the forward and its backward."""
 
     def in_place_of(self, parameter: Tensor) -> Tensor:
         """What the forward has in the place of a parameter, once it is prepared."""

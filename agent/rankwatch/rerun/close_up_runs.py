@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,15 @@ from ..shared.types.closeup import CloseUp, Precision
 from ..shared.types.frame import Kind, State
 from ..shared.types.trip import Operator
 from .arguments import reading_of, state_of_tensor
-from .backward_rerun import RootRun, forward_of, run_batch_again, run_wide
+from .backward_rerun import RootRun
 from .capsule.capsule import CapsuleWritten
 from .capsule.gpu_name import describe_gpus
-from .careful import Careful, Stopped, tensors, uncollected
-from .forward import Forward, run_again
+from .careful import Careful, tensors, uncollected
+from .engine import Ran, Rerun, describe_error
+from .forward import Forward
 from .limit import Limit
 from .narrowed import keep_inner
-from .repetition import UNKNOWN, Repeated, describe_error, repeat
+from .repetition import UNKNOWN, Repeated, repeat
 
 log = logging.getLogger(__name__)
 
@@ -58,8 +59,8 @@ class Subject:
     is_compiled: bool = False
     note: str = ""
     output: Any = None
-    again: tuple[RootRun, Sequence[Tensor]] | None = None
-    """Of a gradient: the forward of the root whose backward is run again, and the parameters."""
+    again: RootRun | None = None
+    """Of a gradient: the forward of the root whose backward is run again."""
 
 
 NOTHING = Subject()
@@ -128,7 +129,7 @@ class _Look:
         self.forward = subject.forward or next(iter(subject.forwards), None)
         """The forward that was bad again, or whose backward was."""
         if subject.again is not None:
-            self.forward = forward_of(subject.again[0])
+            self.forward = subject.again.forward
         self.is_inner = False
         """Whether it was bad by an operator of the module inside of it alone."""
         self._subject = subject
@@ -138,17 +139,16 @@ class _Look:
         self.communicates = subject.repeated.communicates
         """Whether the forward comes to a collective: it cannot be run elsewhere."""
         self._took = 0.0
-        """The seconds of the longest forward that was run again here."""
-        self._largest = 0
-        """The bytes of its largest operator."""
-        self._grad = False
+        """The seconds of the longest rerun here."""
+        self._needed = 0
+        """The bytes that it needs at once, at least."""
         self._notes: list[str] = []
 
     def all(self) -> CloseUp:
         subject, forward = self._subject, self._subject.forward
         repeated = subject.repeated
         if subject.again is not None:
-            return self._of_gradient(*subject.again)
+            return self._runs_of(subject.again.forward, subject.again.again, repeated)
         if forward is None:
             return CloseUp(note=subject.note)
         if subject.was_given or (repeated.is_late and repeated.recurred is None):
@@ -158,49 +158,29 @@ class _Look:
             return CloseUp(operator=self._operator(repeated), note=repeated.note)
         if repeated.recurred is None:
             return CloseUp(operator=self._operator(repeated), note=f"not run again: {repeated.note}")
-        self._grad = repeated.grad
         self.is_inner = isinstance(forward.inner, nn.Module) and forward.inner in repeated.modules and repeated.given is None
-        recurred, of = self._recurrence(forward, repeated.recurred)
         look = forward
-        precision = self._precision(lambda dtype: self._run_wide(look, dtype), forward.module) if recurred else ()
+        return self._runs_of(look, lambda mode: Rerun(look, mode).forward(grad=repeated.grad), repeated)
+
+    def _runs_of(self, forward: Forward, rerun: Callable[[Careful], Ran[Any]], repeated: Repeated) -> CloseUp:
+        """How often it is bad again, and in which precision it is finite. The repetition before was the first rerun."""
+        buffers = [*forward.module.buffers()]
+        recurred, of = int(bool(repeated.recurred)), 1
+        while of < RUNS and self._has_time():
+            values = self._run(rerun, Careful(buffers, Limit(self._until), self._wanted), forward.module)
+            if values is None:
+                break
+            of += 1
+            recurred += any(state_of_tensor(value) is not State.FINITE for value in values)
+        precision = tuple(self._precisions(rerun, forward.module)) if recurred else ()
         return CloseUp(
             operator=self._operator(repeated),
             recurred=recurred,
             of=of,
             precision=precision,
             note="; ".join(dict.fromkeys(self._notes)),
-            is_eager=subject.is_compiled,
-        )
-
-    def _of_gradient(self, run: RootRun, parameters: Sequence[Tensor]) -> CloseUp:
-        """How often a gradient was bad again, and in which precision the backward of this batch is finite."""
-        recurred, of = 1, 1
-        while of < RUNS and self._has_time():
-            start = time.monotonic()
-            ran = run_batch_again(run, parameters, lambda *call: None, Limit(self._until))
-            self._took = max(self._took, time.monotonic() - start)
-            if not ran.gradients:
-                self._notes.append("there was no time to run it more often")
-                break
-            # A backward needs all that the forward made, and the gradients of the parameters.
-            self._largest = (ran.made + 2 * sum(value.numel() * value.element_size() for value in parameters)) // 4
-            of += 1
-            recurred += ran.is_bad
-        precision = self._precision(lambda dtype: self._gradients_in(run, parameters, dtype), run.entry.module)
-        return CloseUp(
-            self._operator(self._subject.repeated),
-            recurred,
-            of,
-            precision,
-            note="; ".join(self._notes),
             is_eager=self._subject.is_compiled,
         )
-
-    def _gradients_in(self, run: RootRun, parameters: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor] | None:
-        ran = run_wide(run, parameters, dtype, Limit(self._until), self._wanted)
-        if not ran.gradients:
-            self._notes.append(f"in {dtype_name(dtype)}: {ran.note}")
-        return [value for value in ran.gradients if value is not None] or None
 
     def _operator(self, repeated: Repeated) -> Operator | None:
         operator = repeated.operator
@@ -219,18 +199,6 @@ class _Look:
             return found, which
         return repeated._replace(operator=None, note="what was bad was there before this forward"), None
 
-    def _recurrence(self, forward: Forward, first: bool) -> tuple[int, int]:
-        """How often it was bad again, of how often it was run. The repetition was the first time."""
-        recurred, of = int(first), 1
-        while of < RUNS and self._has_time():
-            mode = Careful([*forward.module.buffers()], Limit(self._until), self._wanted)
-            outputs = self._run(forward, mode)
-            if outputs is None:
-                break
-            of += 1
-            recurred += any(state_of_tensor(value) is not State.FINITE for value in outputs)
-        return recurred, of
-
     def _has_time(self) -> bool:
         """Whether another forward fits in the time that is left. If not, the note says so."""
         if not self._wanted():
@@ -240,27 +208,26 @@ class _Look:
             self._notes.append(f"no time for more: one forward takes {self._took:.2g} s")
         return has_time
 
-    def _run(self, forward: Forward, mode: Careful) -> list[Tensor] | None:
-        """The outputs of another run; None if it failed, and then the note says why."""
+    def _run(self, rerun: Callable[[Careful], Ran[Any]], mode: Careful, module: nn.Module) -> list[Tensor] | None:
+        """What another rerun makes; None if it failed, and then the note says why."""
         start = time.monotonic()
-        try:
-            outputs, _ = run_again(forward, mode, grad=self._grad)
-        except Stopped as stop:
-            self._notes.append(f"stopped: {stop}")
-            return None
-        except Exception as error:  # noqa: BLE001  a line in the report
-            self._notes.append(describe_error(error))
+        ran = rerun(mode)
+        if ran.values is None:
+            self._notes.append(f"stopped: {ran.note}" if ran.was_stopped else ran.note)
             return None
         self._took = max(self._took, time.monotonic() - start)
-        self._largest = max(self._largest, mode.largest)
-        return outputs
+        needed = mode.largest
+        if self._subject.again is not None:
+            # A backward needs all that the forward made, and the gradients of the parameters.
+            needed = (mode.made + 2 * sum(value.numel() * value.element_size() for value in module.parameters())) // 4
+        self._needed = max(self._needed, needed)
+        return [value for value in ran.values if value is not None]
 
-    def _precision(self, run: Callable[[torch.dtype], list[Tensor] | None], module: nn.Module) -> tuple[Precision, ...]:
-        found: list[Precision] = []
+    def _precisions(self, rerun: Callable[[Careful], Ran[Any]], module: nn.Module) -> Iterator[Precision]:
         for dtype in WIDE:
             if not self._has_time() or not self._has_memory(dtype, module):
-                break
-            outputs = run(dtype)
+                return
+            outputs = self._run_wide(rerun, dtype, module)
             if outputs is None:
                 continue
             if any(_is_wider(value.dtype, dtype) for value in outputs):
@@ -269,18 +236,22 @@ class _Look:
             bad = [one.state for one in readings if one.state in (State.NAN, State.INF)]
             state = State.NAN if State.NAN in bad else State.INF if bad else State.FINITE
             highest = max((one.abs_max for one in readings), default=0.0)
-            found.append(Precision(dtype_name(dtype), state, highest if state is State.FINITE else 0.0))
-        return tuple(found)
+            yield Precision(dtype_name(dtype), state, highest if state is State.FINITE else 0.0)
 
-    def _run_wide(self, forward: Forward, dtype: torch.dtype) -> list[Tensor] | None:
-        from .wider import Wider, plain_kernels
+    def _run_wide(self, rerun: Callable[[Careful], Ran[Any]], dtype: torch.dtype, module: nn.Module) -> list[Tensor] | None:
+        from .wider import Wider
 
-        notes = list(self._notes)
-        for with_weights in (False, True):
-            mode = Wider(dtype, [*forward.module.buffers()], Limit(self._until), self._wanted, with_weights=with_weights)
-            args, kwargs = mode.widened((forward.args, forward.kwargs))
-            with plain_kernels():
-                outputs = self._run(replace(forward, args=args, kwargs=kwargs), mode)
+        notes, is_backward = list(self._notes), self._subject.again is not None
+        for with_weights in (True,) if is_backward else (False, True):
+            mode = Wider(
+                dtype,
+                [*module.buffers()],
+                Limit(self._until),
+                self._wanted,
+                with_weights=with_weights,
+                with_gradients=is_backward,
+            )
+            outputs = self._run(rerun, mode, module)
             if outputs is not None:
                 self._notes = notes
                 return outputs
@@ -292,7 +263,7 @@ class _Look:
     def _has_memory(self, dtype: torch.dtype, module: nn.Module) -> bool:
         """Whether the largest operator fits in a wider dtype, several times over."""
         free = _free_memory(module)
-        has_memory = free is None or 4 * self._largest * dtype.itemsize / 2 < free
+        has_memory = free is None or 4 * self._needed * dtype.itemsize / 2 < free
         if not has_memory:
             self._notes.append(f"not run in {dtype_name(dtype)}: too little memory is free")
         return has_memory

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -10,12 +10,10 @@ from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as torch_module
 
-from ..measure.recorder import Call
 from ..measure.walk import flatten, leaves
 from ..touch.torch_private import is_any_autocast_enabled
-from .careful import Altered, Careful, Stopped, refusal, same_surroundings, tensors, untouched
+from .careful import refusal
 from .user_line import Caller, caller_of
 
 
@@ -143,68 +141,8 @@ class Forward:
         return caller_of(within_run=not self.is_live)
 
 
-def run_again(
-    forward: Forward, mode: Careful, *, grad: bool, watch: Callable[[nn.Module | str, Call], None] = lambda key, call: None
-) -> tuple[list[Tensor], Altered]:
-    """Runs a forward under a mode; returns the tensors in which it was bad before, and what it had changed.
-
-    ``watch`` is called with each watched module that returns, the forward's own last, and its call; with each label of a marked
-    tensor, which is passed as the output.
-
-    Raises:
-        Stopped: the mode stopped it, or it did not come to where it was bad.
-    """
-    module, changes = forward.module, Altered()
-    reached: list[Any] = []
-    calls = 0
-
-    def leave(key: nn.Module | str, call: Call) -> None:
-        nonlocal calls
-        watch(key, call)
-        if key is forward.inner or (isinstance(key, str) and key == forward.inner):
-            calls += 1
-            if calls == forward.nth and not reached:
-                reached.append(call[-1])
-                mode.stop("it has come to where it was bad")
-
-    mode.left, mode.module = leave, module
-    around = forward.entry.again() if forward.entry is not None else None
-    with (
-        untouched(module, changes),
-        same_surroundings(module, forward.args, forward.kwargs, changes, around),
-        torch.set_grad_enabled(grad),
-    ):
-        try:
-            mode.prepare(module)
-            with mode:
-                call = forward.entry.forward if forward.entry is not None else module.forward
-                output = hooked(module, forward.args, forward.kwargs, call(*forward.args, **forward.kwargs))
-                watch(module, (forward.args, forward.kwargs, output))
-        except (Exception, Stopped):
-            if not reached:
-                mode.check()  # the forward may have raised something of its own as it was stopped
-                raise
-    if not reached:
-        mode.check()  # the forward may have caught what stopped it
-        if forward.inner is not None:
-            raise Stopped("run again, it did not come to where it was bad")
-        reached.append(output)
-    if isinstance(forward.inner, str):
-        return tensors(reached[0]), changes
-    named = leaves(reached[0], "output")
-    return [leaf for label, leaf in named if label == forward.label and isinstance(leaf, Tensor)] or tensors(
-        reached[0]
-    ), changes
-
-
-def hooked(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-    """What the user's forward hooks make of an output, up to the hook of the watch, which saw the bad one."""
-    hooks = {**torch_module._global_forward_hooks, **module._forward_hooks}
-    with_kwargs = {**torch_module._global_forward_hooks_with_kwargs, **module._forward_hooks_with_kwargs}
-    for key, hook in hooks.items():
-        if type(hook).__module__.startswith("rankwatch."):
-            break
-        given = (args, kwargs, output) if key in with_kwargs else (args, output)
-        changed: Any = hook(module, *given)
-        output = output if changed is None else changed
-    return output
+def outputs_of(output: Any) -> list[Tensor]:
+    """The outputs of a forward to which a backward hands a gradient, each once."""
+    given = [output] if type(output) is Tensor else [value for _, value in leaves(output, "output")]
+    found = {id(value): value for value in given if isinstance(value, Tensor) and value.grad_fn is not None}
+    return list(found.values())

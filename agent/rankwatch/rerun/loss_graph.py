@@ -25,6 +25,7 @@ from ..touch.stack import outwards
 from ..touch.whose_code import owner_of
 from .arguments import Input, reading_of, state_of_tensor, storage_of
 from .careful import Stopped
+from .engine import describe_error
 from .forward import Forward
 from .graph_nodes import (
     MASK,
@@ -44,7 +45,7 @@ from .graph_nodes import (
 )
 from .limit import Limit, before_a_trip
 from .loss_line import lines_of_operator
-from .repetition import Repetition, describe_error
+from .repetition import Repetition
 from .user_line import caller_of
 
 log = logging.getLogger(__name__)
@@ -187,9 +188,7 @@ def _origin_of_loss(loss: Tensor, outputs: Outputs) -> LossOrigin:
             for device in {"cpu", loss.device.type}:
                 stack.enter_context(torch.autocast(device, enabled=False))
             return _Walk(outputs, before_a_trip()).origin_of(loss)
-    except Stopped as stop:
-        return LossOrigin(note=f"its operator is not known: {stop}")
-    except Exception as error:  # noqa: BLE001  the trip matters more than its operator
+    except (Exception, Stopped) as error:  # noqa: BLE001  the trip matters more than its operator
         log.debug("the graph of the loss cannot be read: %r", error)
         return LossOrigin(note=f"its operator is not known: {describe_error(error)}")
 

@@ -6,7 +6,6 @@ calls the module: what it gives it then is written, with the random state and au
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -14,15 +13,14 @@ from torch import nn
 
 from ..touch.torch_private import without_modes
 from .capsule.capsule import CapsuleWritten
-from .careful import Careful, Stopped
-from .forward import Forward, run_again
+from .careful import Careful
+from .engine import Rerun
+from .forward import Forward
 from .limit import Limit
-
-log = logging.getLogger(__name__)
 
 
 def keep_inner(forward: Forward, keep: Callable[[Forward, float], CapsuleWritten], until: float) -> CapsuleWritten | None:
-    """Writes the capsule of ``forward.inner``, a module; None if it was not called again."""
+    """Writes the capsule of ``forward.inner``, a module; None if it was not called again: then the root's is written."""
     inner, calls = forward.inner, 0
     found: list[CapsuleWritten] = []
     mode = Careful([*forward.module.buffers()], Limit(until))
@@ -38,9 +36,7 @@ def keep_inner(forward: Forward, keep: Callable[[Forward, float], CapsuleWritten
     assert isinstance(inner, nn.Module)
     handle = inner.register_forward_pre_hook(enter, with_kwargs=True)
     try:
-        run_again(forward, mode, grad=forward.entry is None or forward.entry.has_gradients)
-    except (Stopped, Exception) as stop:  # noqa: BLE001  the root's capsule is written in its place
-        log.debug("%s: %s", type(inner).__name__, stop)
+        Rerun(forward, mode).forward(grad=forward.entry is None or forward.entry.has_gradients)
     finally:
         handle.remove()
     return found[0] if found else None

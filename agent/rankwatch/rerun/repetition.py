@@ -8,7 +8,6 @@ mode, and only tell it which module has returned.
 from __future__ import annotations
 
 import enum
-import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -32,11 +31,10 @@ from .arguments import (
     written,
 )
 from .careful import Altered, Careful, Stopped, tensors, uncollected
-from .forward import Forward, run_again
+from .engine import Rerun
+from .forward import Forward
 from .limit import Limit, before_a_trip
 from .user_line import modules_within_run
-
-log = logging.getLogger(__name__)
 
 _MAKES_GARBAGE = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_", "empty_permuted")
 """Their outputs are memory that nobody has written to yet."""
@@ -97,38 +95,27 @@ def repeat(
 
 
 def _repeat(forward: Forward, limit: Limit, wanted: Callable[[], bool]) -> Repeated:
-    name = type(forward.module).__name__
     if refusal := forward.refusal:
         return Repeated(note=refusal)
-    mode = Repetition(forward, limit, wanted)
-    try:
-        found = _once(forward, mode, grad=False)
-        if not found.recurred and torch.is_grad_enabled():  # some modules need gradients, or do something else with them
-            mode = Repetition(forward, limit, wanted)
-            found = _once(forward, mode, grad=True)._replace(grad=True)
-        return found
-    except Stopped as stop:
-        log.debug("%s was not repeated to its end: %s", name, stop)
-        found = mode.communicated or Repeated(note=str(stop), is_late=mode.is_late)
-        return found._replace(communicates=mode.came_to_collective)
-    except Exception as error:  # noqa: BLE001  the trip matters more than its operator
-        log.debug("%s cannot be repeated: %r", name, error)
-        return Repeated(note=describe_error(error))
+    found = UNKNOWN
+    for grad in (False, True):  # some modules need gradients, or do something else with them
+        found, was_stopped = _once(forward, Repetition(forward, limit, wanted), grad=grad)
+        if found.recurred or was_stopped or not torch.is_grad_enabled():
+            break
+    return found
 
 
-def _once(forward: Forward, mode: Repetition, *, grad: bool) -> Repeated:
-    try:
-        outputs, changes = run_again(forward, mode, grad=grad)
-    except Exception as error:
-        if grad:
-            raise
-        log.debug("%s cannot be repeated without gradients: %r", type(forward.module).__name__, error)
-        return Repeated(note=describe_error(error))
-    found = mode.origin_of(outputs)
-    if found is not None:
-        return found
-    differs = why_it_differs(forward, changes)
-    return Repeated(recurred=None if differs else False, note=differs)
+def _once(forward: Forward, mode: Repetition, *, grad: bool) -> tuple[Repeated, bool]:
+    """What a repetition shows, and whether it was stopped."""
+    ran = Rerun(forward, mode).forward(grad=grad)
+    if ran.was_stopped:
+        found = mode.communicated or Repeated(note=ran.note, is_late=mode.is_late)
+        return found._replace(communicates=mode.came_to_collective), True
+    if ran.values is None:
+        return Repeated(note=ran.note), False
+    differs = why_it_differs(forward, ran.changes)
+    found = mode.origin_of(ran.values) or Repeated(recurred=None if differs else False, note=differs)
+    return found._replace(grad=grad), False
 
 
 def why_it_differs(forward: Forward, changes: Altered) -> str:
@@ -139,15 +126,6 @@ def why_it_differs(forward: Forward, changes: Altered) -> str:
         names = ", ".join(dict.fromkeys(changes.names[:3]))
         return f"it changes {names} of its own, which may have been different before"
     return ""
-
-
-def describe_error(error: BaseException) -> str:
-    """What an error in a forward that is run again means, in a few words."""
-    text = str(error)
-    if isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError)) or "out of memory" in text or "can't allocate" in text:
-        return "out of memory as it was run again"
-    text = " ".join(text.split())[:160]
-    return f"run again, it raised {type(error).__name__}" + (f": {text}" if text else "")
 
 
 class _Rank(enum.IntEnum):

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import CodeType, FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from torch import nn
 
 from ..shared.types.trip import Source
 from ..touch.whose_code import owner_of, text_of
 
-RUN = "run_again"
-"""The name of the function in ``forward`` that runs a forward again."""
+_F = TypeVar("_F", bound=Callable[..., Any])
+_boundaries: list[CodeType] = []
+
+
+def boundary(function: _F) -> _F:
+    """Marks a function of ours that runs the user's code again: what is outside of it on the stack has called us.
+
+    The mark is the function's code, whatever the function is called.
+    """
+    _boundaries.append(function.__code__)
+    return function
+
+
+def _is_boundary(frame: FrameType) -> bool:
+    return any([frame.f_code is code for code in _boundaries])
 
 
 class Caller(NamedTuple):
@@ -29,24 +43,24 @@ class Caller(NamedTuple):
 def caller_of(*, within_run: bool = False) -> Caller | None:
     """The innermost line of the user's on the stack; None if there is none.
 
-    ``within_run``: of the lines that ``forward.run_again`` has called. What is outside of it has called us, not the operator.
+    ``within_run``: of the lines within a rerun (see ``boundary``).
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         owner = owner_of(frame.f_code.co_filename)
         if owner == "user":
             return Caller(frame.f_code, frame.f_lineno)
-        if within_run and owner == "ours" and frame.f_code.co_name == RUN:
+        if within_run and _is_boundary(frame):
             return None
         frame = frame.f_back
     return None
 
 
 def modules_within_run() -> tuple[nn.Module, ...]:
-    """The modules whose call is on the stack, the innermost first, up to ``forward.run_again``."""
+    """The modules whose call is on the stack, the innermost first, within a rerun."""
     found = []
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not (frame.f_code.co_name == RUN and owner_of(frame.f_code.co_filename) == "ours"):
+    while frame is not None and not _is_boundary(frame):
         if frame.f_code.co_name == "_call_impl" and isinstance(module := frame.f_locals.get("self"), nn.Module):
             found.append(module)
         frame = frame.f_back

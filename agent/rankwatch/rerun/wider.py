@@ -7,7 +7,7 @@ conversion to a narrower dtype, by the user's code or by autocast, gives the wid
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -48,9 +48,12 @@ class Wider(Careful):
         self._copies: dict[int, tuple[Tensor, Tensor]] = {}
         """The wide copies of buffers, by ``id``; with the buffers, so that no id is used again."""
 
-    def widened(self, values: Any) -> Any:
+    def given(self, values: Any) -> Any:
         """Arguments with each tensor and dtype made wide."""
         return tree_map(self._widened, values)
+
+    def kernels(self) -> AbstractContextManager[None]:
+        return _plain_kernels()
 
     def prepare(self, module: nn.Module) -> None:
         if not self._with_weights:
@@ -74,7 +77,7 @@ class Wider(Careful):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         self.guard(func, args, kwargs)
-        args, kwargs = self.widened((args, kwargs))
+        args, kwargs = self.given((args, kwargs))
         result = func(*args, **kwargs)
         outputs = tensors(result)
         if any(self._is_narrow(value.dtype) for value in outputs):  # the operator chose a dtype by itself
@@ -108,7 +111,7 @@ class Wider(Careful):
 
 
 @contextmanager
-def plain_kernels() -> Iterator[None]:
+def _plain_kernels() -> Iterator[None]:
     """Kernels that compute in each dtype: fused attention and oneDNN know only some."""
     had_mkldnn = torch._C._get_mkldnn_enabled()
     with sdpa_kernel(SDPBackend.MATH):

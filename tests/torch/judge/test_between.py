@@ -156,7 +156,7 @@ def test_an_error_of_ours_as_it_runs_again_loses_no_trip(monkeypatch: pytest.Mon
     def fail(*arguments: Any, **options: Any) -> None:
         raise LookupError("ours")
 
-    monkeypatch.setattr("rankwatch.judge.between.Between._look", fail)
+    monkeypatch.setattr("rankwatch.judge.between.UnmeasuredBatchRerun._look", fail)
     model = model_of()
     trip = train(model, goes(model[1], math.inf), mean).trip
     assert (trip.position.batch, trip.frame.spec.module) == (2, "")

@@ -29,10 +29,6 @@ def test_the_file_of_the_wrappers_is_where_it_is_looked_for() -> None:
     assert collectives.__file__ == stacks._WRAPPERS
 
 
-def test_the_file_of_the_wrappers_is_where_it_is_looked_for() -> None:
-    assert collectives.__file__ == stacks._WRAPPERS
-
-
 def wait_in_here(gate: threading.Event, is_there: threading.Event) -> None:
     is_there.set()
     gate.wait()

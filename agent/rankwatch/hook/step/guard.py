@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...errors import TrainingAborted
@@ -25,11 +25,11 @@ from ...judge.optimizer_steps import OptimizerSteps
 from ...judge.settler import Settler
 from ...measure.extremes import dtype_name
 from ...measure.modules import NamedModule
-from ...measure.recorder import PendingFrame, Recorder
+from ...measure.recorder import Call, PendingFrame, Recorder
 from ...measure.tape import Cell
 from ...measure.weights import mark_shard
-from ...rerun.backward_rerun import OTHERWISE, OTHERWISE_COMPILED, RootRun, run_batch_again
-from ...rerun.careful import is_compiled
+from ...rerun.backward_rerun import OTHERWISE, OTHERWISE_COMPILED, RootRun, why_gradients_differ
+from ...rerun.careful import Careful, is_compiled
 from ...rerun.forward import RootEntry
 from ...rerun.limit import Limit
 from ...shared.types.config import Config, Policy
@@ -231,7 +231,7 @@ class Guard:
         self._batches.settle(wait=True)  # what the forward shows comes first
         last, why = self._batches.life.of_backward, self._why_not()
         for batch in list(self._kept) if not why else ():
-            if why := self._run_again(batch):
+            if why := self._measure_again(batch):
                 break
             self._batches.settle(wait=True)
         came_from = ""
@@ -278,7 +278,7 @@ class Guard:
             return f"not run again: of {self._dropped + len(self._kept)} forwards of this step, only the last ones were kept"
         return ""
 
-    def _run_again(self, batch: BatchInProgress) -> str:
+    def _measure_again(self, batch: BatchInProgress) -> str:
         """Runs a batch again, and adds the frames of its backward. Returns why that was not possible, or not the same."""
         run = batch.run
         if run is None:
@@ -292,25 +292,26 @@ class Guard:
             return ""
         found: list[tuple[NamedModule, Rows, list[Cell]]] = []
 
-        def watch(module: Any, args: Any, kwargs: Any, output: Any) -> None:
-            named = self._hooks.named(module)
+        def watch(module: nn.Module | str, call: Call) -> None:
+            named = self._hooks.named(module) if isinstance(module, nn.Module) else None
             if named is not None:
                 with without_modes():
-                    self._calls.watch(args, kwargs, output, lambda *rows: found.append((named, *rows)))
+                    self._calls.watch(*call, lambda *rows: found.append((named, *rows)))
 
         self._recorder.forget()
-        parameters = [value for value in run.entry.module.parameters() if value.requires_grad]
-        ran = run_batch_again(run, parameters, watch, Limit(time.monotonic() + MAX_SECONDS))
-        if not ran.gradients:
+        module = run.entry.module
+        ran = run.again(Careful([*module.buffers()], Limit(time.monotonic() + MAX_SECONDS)), watch)
+        if ran.values is None:
             return f"not run again: {ran.note}"
-        known = dict(zip(map(id, parameters), ran.gradients, strict=True))
+        known = dict(zip(map(id, module.parameters()), ran.values, strict=True))
         for named in reversed(self._hooks.modules):
             rows, gradients = _gradients(named, known)
             if rows:
                 found.append((named, rows, list(map(self._recorder.cell, gradients))))
         for frame in found:
             self._add(batch, *frame)
-        return f"run again, it was finite, but {ran.note}" if ran.note else ""
+        differs = why_gradients_differ(run, ran.changes)
+        return f"run again, it was finite, but {differs}" if differs else ""
 
     def _measured(self, gradient: Tensor) -> Cell:
         with without_modes():
