@@ -32,7 +32,7 @@ def born_here(trip: Trip) -> tuple[Cause, str]:
     if reading.abs_max > DTYPE_MAX[limited]:
         return Cause.OVERFLOW, f"{clean}{near}"
     product, factors = _largest_product(inputs, weights)
-    if product * _SUMMANDS[trip.culprit.state] >= DTYPE_MAX[dtype]:
+    if product * _SUMMANDS.get(trip.culprit.state, 1) >= DTYPE_MAX[dtype]:
         reach = f", and products such as {factors} can reach the end" if reading.abs_max < 0.1 * DTYPE_MAX[limited] else ""
         return Cause.OVERFLOW, f"{clean}{near}{reach}"
     if trip.recurs is False:
