@@ -65,10 +65,10 @@ def _explain_nan(operator: Operator, name: str, made: str) -> tuple[Cause, str]:
     return Cause.INVALID, f"{made}: {advice}" if advice else made
 
 
-def explain_given(operator: Operator) -> tuple[Cause, str]:
-    """The cause where an operator was given inf or nan that is neither an input nor a weight of its module."""
+def explain_given(operator: Operator) -> str:
+    """The evidence where an operator was given inf or nan that is neither an input nor a weight of its module."""
     bad = next(one for one in operator.inputs if one.state in (State.INF, State.NAN))
-    return Cause.UPSTREAM, (
+    return (
         f"{_title(operator)} was given {bad.state.name.lower()} ({bad.label}) that is neither an input nor a weight of this "
         "module: look for a tensor that it keeps as an attribute, or takes from elsewhere"
     )
