@@ -323,6 +323,7 @@ def trips_that_are_read() -> Iterator[tuple[str, bytes]]:
         "name-has-escapes": makers.trip(inf, module=EVIL),
         "loss_scale-is-inf": makers.trip(makers.reading("weight.grad", makers.INF), loss_scale=makers.INF),
         "counts-are-more-than-elements": dataclasses.replace(makers.trip(inf), numel=0, nan_count=INT64, inf_count=INT64),
+        "culprit-is-finite": dataclasses.replace(makers.trip(makers.reading("input[0]"), inf), reading=0),
     }
     for number, (name, trip) in enumerate(trips.items(), 30):
         yield f"trip.{name}", saying("\x1b[2J\n\0", messages.Tripped(number, trip))

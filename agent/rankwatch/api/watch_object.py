@@ -32,8 +32,7 @@ from ..shared.types.fingerprint import Fingerprint, FingerprintTable
 from ..shared.types.frame import NO_STAGE, BatchSummary, Frame, FrameTable, Moment
 from ..shared.types.notice import Notice
 from ..shared.types.trip import Cause, Trip
-from ..shared.words.advice import advise
-from ..shared.words.cause import classify
+from ..shared.words.cause import advise, classify
 from ..shared.words.closeup_text import fields_of, replay_fields
 from ..shared.words.divergence import OwnLosses
 from ..shared.words.scalars import LastBatch

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from ..measure.recorder import PendingFrame
 from ..measure.tape import Cell
 from ..shared.types.frame import Kind, Phase, State
-from ..shared.words.cause import describe_module
+from ..shared.words.text import describe_module
 
 
 def guilty_collective(frames: Sequence[PendingFrame]) -> tuple[str, State]:

@@ -10,8 +10,8 @@ from typing import Any
 from rankwatch.shared.types.frame import MEASURED, NO_LOSS, NO_STAGE, Frame, Reading, State, state_of
 from rankwatch.shared.types.gpu import Gpu
 from rankwatch.shared.types.notice import describe_notice
-from rankwatch.shared.words.advice import advise
 from rankwatch.shared.words.brief import brief
+from rankwatch.shared.words.cause import advise
 
 from ..decide.began import TripOrigin, describe_origin
 from ..decide.desync import Desync

@@ -6,7 +6,7 @@ import math
 from datetime import timedelta
 from typing import Any
 
-from rankwatch.shared.words.cause import PHASE_WORDS
+from rankwatch.shared.words.text import PHASE_WORDS
 
 from ..decide.course import Course, GrownReading, LossAt, NearestReading
 from ..decide.report import Report

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 
 from rankwatch.errors import UsageError
 from rankwatch.shared.types.frame import MEASURED, Frame, Kind, Reading
-from rankwatch.shared.words.cause import describe_module
-from rankwatch.shared.words.text import format_head, format_spans
+from rankwatch.shared.words.text import describe_module, format_head, format_spans
 
 from ..decide.report import Report
 from ..record import replay

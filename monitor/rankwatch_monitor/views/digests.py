@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from rankwatch.shared.types.frame import DTYPE_MAX, NARROW_DTYPES, NO_LOSS, NO_NORM
-from rankwatch.shared.words.cause import describe_module
+from rankwatch.shared.words.text import describe_module
 
 from ..record.layout import NO_MEMORY
 from .as_json import number

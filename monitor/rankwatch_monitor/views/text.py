@@ -6,9 +6,16 @@ from typing import TypeAlias
 
 from rankwatch.shared.types.frame import NO_STAGE
 from rankwatch.shared.types.notice import NoticeKind, describe_notice
-from rankwatch.shared.words.advice import advise
-from rankwatch.shared.words.cause import describe_module
-from rankwatch.shared.words.text import describe_rank, describe_trip, format_dump, format_head, name_ranks, name_spans
+from rankwatch.shared.words.cause import advise
+from rankwatch.shared.words.text import (
+    describe_module,
+    describe_rank,
+    describe_trip,
+    format_dump,
+    format_head,
+    name_ranks,
+    name_spans,
+)
 
 from ..decide.began import describe_origin
 from ..decide.byproducts import BY_PRODUCT_KINDS

@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from ..types.closeup import CloseUp, Precision
-from ..types.fields import MAX_INT, MAX_NAME, check_bool, check_bytes, check_list, check_str, cut, integer, number
+from ..types.fields import MAX_INT, MAX_NAME, check_bool, check_bytes, check_list, check_str, cut, integer, number, numbered
 from ..types.fingerprint import ALL_ROWS, NO_GATHER, Fingerprint, FingerprintRow, FingerprintTable, RankMesh
 from ..types.frame import (
     MAX_ALIASES,
@@ -49,6 +49,7 @@ MAX_PLACES = 8 * MAX_RANKS
 
 _COUNT, _BATCH, _SECONDS = integer(), integer(-1), number()
 _RANK = integer(0, MAX_RANKS - 1)
+_KIND, _PHASE, _STATE, _NOTICE = map(numbered, (Kind, Phase, State, NoticeKind))
 _STATES = bytes(State)
 
 
@@ -82,13 +83,13 @@ def _read_spec(value: Any) -> FrameSpec:
         check_str(module_class, MAX_NAME),
         tuple(_read_row(row) for row in check_list(rows, 0, MAX_ROWS)),
         tuple(check_str(alias, MAX_NAME) for alias in check_list(aliases, 0, MAX_ALIASES)),
-        Phase(integer(0, len(Phase) - 1).decode(phase)),
+        _PHASE.decode(phase),
     )
 
 
 def _read_row(value: Any) -> ReadingSpec:
     kind, label, dtype = check_list(value, 3, 3)
-    return ReadingSpec(Kind(integer(0, len(Kind) - 1).decode(kind)), check_str(label, MAX_NAME), check_str(dtype, 64))
+    return ReadingSpec(_KIND.decode(kind), check_str(label, MAX_NAME), check_str(dtype, 64))
 
 
 def read_table(value: Any) -> FrameTable:
@@ -163,11 +164,11 @@ def _read_reading(value: Any) -> Reading:
     (abs_min,), (abs_max,) = unpack("d", check_bytes(low)), unpack("d", check_bytes(high))
     return Reading(
         check_str(label, MAX_NAME),
-        Kind(integer(0, len(Kind) - 1).decode(kind)),
+        _KIND.decode(kind),
         check_str(dtype, 64),
         abs_min,
         abs_max,
-        State(integer(0, len(State) - 1).decode(state)),
+        _STATE.decode(state),
     )
 
 
@@ -257,7 +258,7 @@ def read_closeup(value: Any) -> CloseUp:
 def _read_precision(value: Any) -> Precision:
     dtype, state, high = check_list(value, 3, 3)
     (abs_max,) = unpack("d", check_bytes(high))
-    return Precision(check_str(dtype, 64), State(integer(0, len(State) - 1).decode(state)), abs_max)
+    return Precision(check_str(dtype, 64), _STATE.decode(state), abs_max)
 
 
 def write_trip(t: Trip) -> list[Any]:
@@ -314,7 +315,7 @@ def write_notice(n: Notice) -> list[Any]:
 
 def read_notice(value: Any) -> Notice:
     kind_value, module, module_class, label, dtype, since, batch, size, growth = check_list(value, 9, 9)
-    kind = NoticeKind(integer(0, len(NoticeKind) - 1).decode(kind_value))
+    kind = _NOTICE.decode(kind_value)
     largest = 1.0 if kind is NoticeKind.ZEROS else sys.float_info.max
     return Notice(
         kind=kind,

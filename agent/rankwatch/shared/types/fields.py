@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
 from ..printable import paragraph, printable
@@ -38,6 +39,12 @@ def number(low: float = 0.0, high: float = 1e18) -> Field:
         return float(value)
 
     return Field(same, check)
+
+
+def numbered(words: type[IntEnum]) -> Field:
+    """A member of an enum whose values count from 0."""
+    number, members = integer(0, len(words) - 1), tuple(words)
+    return Field(int, lambda value: members[number.decode(value)])
 
 
 def check_str(value: Any, limit: int) -> str:

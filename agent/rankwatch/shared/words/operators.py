@@ -21,31 +21,54 @@ def is_own(operator: Operator) -> bool:
 
 def explain(operator: Operator) -> tuple[Cause, str]:
     """The cause and its evidence. The operator's inputs were finite, or held -inf on purpose."""
-    name = short_name(operator)
+    name, state, inputs = short_name(operator), operator.output.state, operator.inputs
+    cause = Cause.OVERFLOW if state is State.INF else Cause.INVALID
+    made = f"{_of(operator)} is {state.name.lower()}"
+    constant = next((one for one in inputs if one.state is state and one.dtype == "float"), None)
     if name in _CONSTANTS:
-        state, cause = operator.output.state, Cause.OVERFLOW if operator.output.state is State.INF else Cause.INVALID
         return cause, f"the code makes a tensor of numbers that hold {state.name.lower()}: look at where they were computed"
-    if operator.output.state is State.INF and _is_masked(operator):
+    if _is_masked(operator):
+        return _explain_masked(operator)
+    if constant is not None:
+        return cause, f"{made} because the code gives it {state.name.lower()} as its {constant.label}"
+    if state is not State.INF:
+        return _explain_nan(operator, name, made)
+    if _is_pole(operator, name):
+        return Cause.SINGULAR, f"{made}: {_POLES[name][1]}"
+    dtype = operator.output.dtype
+    end = f"{dtype} ends at {DTYPE_MAX[dtype]:.2e}" if dtype in DTYPE_MAX else "its dtype ends before"
+    return Cause.OVERFLOW, f"{made}, as {end}: {_OVERFLOWS.get(name, _WIDER)}"
+
+
+def _explain_masked(operator: Operator) -> tuple[Cause, str]:
+    if operator.output.state is State.INF:
         return Cause.SINGULAR, (
             f"{_title(operator)} is -inf where what goes in is -inf (masked): a label that chooses such an element costs inf; "
             "mask the label, too, or fill with torch.finfo(dtype).min"
         )
-    if operator.output.state is State.INF:
-        return _explain_inf(operator, name)
-    if _is_masked(operator):
-        masks = next((one.label for one in operator.inputs if one.state is State.INF), "input")
-        advice = "leave each row one element, or fill with torch.finfo(dtype).min"
-        return (
-            Cause.INVALID,
-            f"{_title(operator)} is nan, as a row of its {masks} is -inf throughout (fully masked): {advice}",
-        )
-    return _explain_nan(operator, name)
+    masks = next((one.label for one in operator.inputs if one.state is State.INF), "input")
+    return Cause.INVALID, (
+        f"{_title(operator)} is nan, as a row of its {masks} is -inf throughout (fully masked): "
+        "leave each row one element, or fill with torch.finfo(dtype).min"
+    )
 
 
-def explain_given(operator: Operator) -> tuple[Cause, str]:
-    """The cause where an operator was given inf or nan that is neither an input nor a weight of its module."""
+def _explain_nan(operator: Operator, name: str, made: str) -> tuple[Cause, str]:
+    inputs, operands = operator.inputs, operator.operands
+    if any(map(math.isinf, operands)) or any(one.state is State.INF for one in inputs):
+        return Cause.INVALID, f"{made}: inf - inf, inf / inf and 0 * inf are nan; look at where this inf was put in"
+    if not operands and not any(one.state is State.EMPTY for one in inputs):
+        highest = max((one.abs_max for one in inputs if one.state is State.FINITE), default=0.0)
+        if name in _SUMS or "scaled_dot_product" in name or highest * highest >= DTYPE_MAX["float32"]:
+            return Cause.OVERFLOW, f"{made}, as it reaches inf - inf on its way: {_WIDER}"
+    advice = _DOMAINS.get(name)
+    return Cause.INVALID, f"{made}: {advice}" if advice else made
+
+
+def explain_given(operator: Operator) -> str:
+    """The evidence where an operator was given inf or nan that is neither an input nor a weight of its module."""
     bad = next(one for one in operator.inputs if one.state in (State.INF, State.NAN))
-    return Cause.UPSTREAM, (
+    return (
         f"{_title(operator)} was given {bad.state.name.lower()} ({bad.label}) that is neither an input nor a weight of this "
         "module: look for a tensor that it keeps as an attribute, or takes from elsewhere"
     )
@@ -71,35 +94,6 @@ def short_name(operator: Operator) -> str:
     """``exp`` of ``aten.exp.default``, ``aten.exp_.default`` and ``aten._foreach_exp.List``."""
     parts = operator.name.split(".")
     return parts[1 if len(parts) > 1 else 0].strip("_")
-
-
-def _explain_inf(operator: Operator, name: str) -> tuple[Cause, str]:
-    constant = next(
-        (reading for reading in operator.inputs if reading.state is State.INF and reading.dtype == "float"), None
-    )
-    if constant is not None:
-        return Cause.OVERFLOW, f"{_of(operator)} is inf because the code gives it inf as its {constant.label}"
-    if _is_pole(operator, name):
-        return Cause.SINGULAR, f"{_of(operator)} is inf: {_POLES[name][1]}"
-    dtype = operator.output.dtype
-    end = f"{dtype} ends at {DTYPE_MAX[dtype]:.2e}" if dtype in DTYPE_MAX else "its dtype ends before"
-    advice = _OVERFLOWS.get(name, "scale what goes in, or compute this in a wider dtype")
-    return Cause.OVERFLOW, f"{_of(operator)} is inf, as {end}: {advice}"
-
-
-def _explain_nan(operator: Operator, name: str) -> tuple[Cause, str]:
-    of = f"{_of(operator)} is nan"
-    constant = next((one for one in operator.inputs if one.state is State.NAN and one.dtype == "float"), None)
-    if constant is not None:
-        return Cause.INVALID, f"{of} because the code gives it nan as its {constant.label}"
-    if any(map(math.isinf, operator.operands)) or any(one.state is State.INF for one in operator.inputs):
-        return Cause.INVALID, f"{of}: inf - inf, inf / inf and 0 * inf are nan; look at where this inf was put in"
-    if not operator.operands and not any(one.state is State.EMPTY for one in operator.inputs):
-        highest = max((one.abs_max for one in operator.inputs if one.state is State.FINITE), default=0.0)
-        if name in _SUMS or "scaled_dot_product" in name or highest * highest >= DTYPE_MAX["float32"]:
-            return Cause.OVERFLOW, f"{of}, as it reaches inf - inf on its way: {_WIDER}"
-    advice = _DOMAINS.get(name)
-    return Cause.INVALID, f"{of}: {advice}" if advice else of
 
 
 def _is_pole(operator: Operator, name: str) -> bool:
@@ -137,20 +131,12 @@ def _is_tiny(value: float, tiny: float) -> bool:
     return abs(value) < tiny or value == 0
 
 
-def _divides_by_zero(operands: tuple[float, ...], tiny: float) -> bool:
-    return _is_tiny(operands[1], tiny) if len(operands) > 1 else _is_tiny(operands[0], tiny)
-
-
-def _is_power_of_zero(operands: tuple[float, ...], tiny: float) -> bool:
-    return len(operands) > 1 and operands[1] < 0 and _is_tiny(operands[0], tiny)
+def _is_zero(operands: tuple[float, ...], tiny: float) -> bool:
+    return _is_tiny(operands[0], tiny)
 
 
 def _is_at(*poles: float) -> _Pole:
     return lambda operands, _: operands[0] in poles
-
-
-def _is_zero(operands: tuple[float, ...], tiny: float) -> bool:
-    return _is_tiny(operands[0], tiny)
 
 
 _CONSTANTS = ("lift_fresh", "lift_fresh_copy")
@@ -166,67 +152,51 @@ _MOST_NAMED = 3
 _WIDER = "scale what goes in, or compute this in a wider dtype"
 _CLAMP = "clamp what goes in, or add an epsilon"
 _DIVISOR = "add an epsilon to the divisor, or clamp it"
-_OPEN = "clamp what goes in to less than 1"
 
 _POLES: dict[str, tuple[_Pole, str]] = {
-    "div": (_divides_by_zero, _DIVISOR),
-    "true_divide": (_divides_by_zero, _DIVISOR),
+    **dict.fromkeys(("div", "true_divide"), (lambda operands, tiny: _is_tiny(operands[:2][-1], tiny), _DIVISOR)),
     "addcdiv": (lambda operands, tiny: len(operands) > 2 and _is_tiny(operands[2], tiny), _DIVISOR),
     "reciprocal": (_is_zero, _CLAMP),
     "rsqrt": (_is_zero, "add an epsilon below the root"),
-    "log": (_is_zero, _CLAMP),
-    "log2": (_is_zero, _CLAMP),
-    "log10": (_is_zero, _CLAMP),
+    **dict.fromkeys(("log", "log2", "log10"), (_is_zero, _CLAMP)),
     "log1p": (_is_at(-1.0), _CLAMP),
     "logit": (_is_at(0.0, 1.0), "give it an eps"),
-    "pow": (_is_power_of_zero, _CLAMP),
-    "atanh": (_is_at(1.0, -1.0), _OPEN),
-    "erfinv": (_is_at(1.0, -1.0), _OPEN),
+    "pow": (lambda operands, tiny: len(operands) > 1 and operands[1] < 0 and _is_zero(operands, tiny), _CLAMP),
+    **dict.fromkeys(("atanh", "erfinv"), (_is_at(1.0, -1.0), "clamp what goes in to less than 1")),
     "special_ndtri": (_is_at(0.0, 1.0), _CLAMP),
-    "digamma": (lambda operands, _: operands[0] <= 0, _CLAMP),
-    "lgamma": (lambda operands, _: operands[0] <= 0, _CLAMP),
+    **dict.fromkeys(("digamma", "lgamma"), (lambda operands, _: operands[0] <= 0, _CLAMP)),
     "polygamma": (lambda operands, _: operands[-1] <= 0, _CLAMP),
-    "linalg_inv_ex": (lambda operands, _: True, "the matrix is singular"),
-    "linalg_solve_ex": (lambda operands, _: True, "the matrix is singular"),
+    **dict.fromkeys(("linalg_inv_ex", "linalg_solve_ex"), (lambda operands, _: True, "the matrix is singular")),
 }
 """Operators with a pole: whether these operands lie on it (the second number is the smallest normal of the dtype), and what
 to do."""
 
 _OVERFLOWS = {
-    "exp": "subtract the largest value first, or clamp what goes in",
-    "exp2": "subtract the largest value first, or clamp what goes in",
-    "expm1": "clamp what goes in",
-    "sinh": "clamp what goes in",
-    "cosh": "clamp what goes in",
-    "to_copy": "keep the wider dtype here, or scale what goes in",
-    "copy": "keep the wider dtype here, or scale what goes in",
+    **dict.fromkeys(("exp", "exp2"), "subtract the largest value first, or clamp what goes in"),
+    **dict.fromkeys(("expm1", "sinh", "cosh"), "clamp what goes in"),
+    **dict.fromkeys(("to_copy", "copy"), "keep the wider dtype here, or scale what goes in"),
 }
 
 _DOMAINS = {
-    "sqrt": "there is no root of a negative number: clamp what goes in",
-    "rsqrt": "there is no root of a negative number: clamp what goes in",
-    "log": "there is no log of a negative number: clamp what goes in",
-    "log2": "there is no log of a negative number: clamp what goes in",
-    "log10": "there is no log of a negative number: clamp what goes in",
+    **dict.fromkeys(("sqrt", "rsqrt"), "there is no root of a negative number: clamp what goes in"),
+    **dict.fromkeys(("log", "log2", "log10"), "there is no log of a negative number: clamp what goes in"),
     "log1p": "it is defined from -1 on: clamp what goes in",
-    "acos": "it is defined from -1 to 1: clamp what goes in",
-    "asin": "it is defined from -1 to 1: clamp what goes in",
-    "atanh": "it is defined between -1 and 1: clamp what goes in",
+    **dict.fromkeys(("acos", "asin"), "it is defined from -1 to 1: clamp what goes in"),
+    **dict.fromkeys(("atanh", "erfinv"), "it is defined between -1 and 1: clamp what goes in"),
     "acosh": "it is defined from 1 on: clamp what goes in",
-    "erfinv": "it is defined between -1 and 1: clamp what goes in",
     "logit": "it is defined between 0 and 1: clamp what goes in",
     "pow": "a negative number has no power with a fraction: take its abs, or clamp it",
     "div": "0 / 0 is nan: add an epsilon to the divisor",
-    "std": "one element has no deviation (0 / 0): use correction=0, or more elements",
-    "var": "one element has no variance (0 / 0): use correction=0, or more elements",
-    "var_mean": "one element has no variance (0 / 0): use correction=0, or more elements",
-    "std_mean": "one element has no deviation (0 / 0): use correction=0, or more elements",
+    **dict.fromkeys(("std", "std_mean"), "one element has no deviation (0 / 0): use correction=0, or more elements"),
+    **dict.fromkeys(("var", "var_mean"), "one element has no variance (0 / 0): use correction=0, or more elements"),
     "mean": "the mean of no elements is 0 / 0",
-    "nll_loss_forward": "no element is left to average (all labels are ignored): 0 / 0",
-    "nll_loss2d_forward": "no element is left to average (all labels are ignored): 0 / 0",
-    "native_layer_norm": "its input is constant and its eps is 0: 0 / 0; give it an eps",
-    "native_group_norm": "its input is constant and its eps is 0: 0 / 0; give it an eps",
-    "native_batch_norm": "its input is constant and its eps is 0: 0 / 0; give it an eps",
+    **dict.fromkeys(
+        ("nll_loss_forward", "nll_loss2d_forward"), "no element is left to average (all labels are ignored): 0 / 0"
+    ),
+    **dict.fromkeys(
+        ("native_layer_norm", "native_group_norm", "native_batch_norm"),
+        "its input is constant and its eps is 0: 0 / 0; give it an eps",
+    ),
 }
 """Why an operator makes nan of finite numbers."""
 

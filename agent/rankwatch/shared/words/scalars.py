@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from ..types.frame import MEASURED, BatchSummary, FrameSpec, FrameTable, Kind, Phase
-from .cause import PHASE_WORDS
+from .text import PHASE_WORDS
 
 
 def name_rows(specs: Iterable[FrameSpec]) -> list[str]:

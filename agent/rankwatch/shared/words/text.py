@@ -6,10 +6,12 @@ from collections.abc import Collection, Iterable, Sequence
 
 from ..types.frame import MEASURED, NO_STAGE, Frame, FrameSpec, Phase, Position, Reading, State
 from ..types.trip import Trip
-from .cause import PHASE_WORDS, describe_module
 
 TITLE, FIELD_INDENT = "rankwatch: ", 13
 """What a report's head begins with, and the columns before the text of its fields."""
+
+PHASE_WORDS = {Phase.RECOMPUTE: "recomputed", Phase.BACKWARD: "backward"}
+"""The mark of a frame that is no plain forward."""
 
 _INDENT = " " * 17
 COLUMNS = f"{'abs min':8} {'abs max':8} metadata"
@@ -74,6 +76,13 @@ def describe_trip(rank: str, trip: Trip, frames_in_batch: int | None = None) -> 
         f"frame {trip.position.frame}{of}\n"
         f"{describe_module(trip.frame.spec)}, {trip.culprit.label}: {trip.culprit.state.name.lower()}"
     )
+
+
+def describe_module(spec: FrameSpec) -> str:
+    """The module as reports name it: qualified name (``(root)`` for the root), class, further names, phase."""
+    aliases = f", also {', '.join(spec.aliases)}" if spec.aliases else ""
+    phase = f", {PHASE_WORDS[spec.phase]}" if spec.phase in PHASE_WORDS else ""
+    return f"{spec.module or '(root)'} ({spec.module_class}{aliases}{phase})"
 
 
 def describe_position(position: Position) -> str:

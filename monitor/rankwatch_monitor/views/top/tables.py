@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from rankwatch.shared.types.frame import NARROW_DTYPES, Phase, State
-from rankwatch.shared.words.cause import PHASE_WORDS
-from rankwatch.shared.words.text import format_spans
+from rankwatch.shared.words.text import PHASE_WORDS, format_spans
 
 from ...record.headroom import Headroom, RankBatch
 from .ranks import STILL_AFTER, Node, RankLine, is_live

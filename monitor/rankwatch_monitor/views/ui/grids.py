@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rankwatch.shared.types.frame import MEASURED, FrameTable, State
-from rankwatch.shared.words.cause import describe_module
+from rankwatch.shared.words.text import describe_module
 
 from ...record.digest import SCALE, Columns
 from ...record.layout import Array

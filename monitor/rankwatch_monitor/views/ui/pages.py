@@ -18,7 +18,7 @@ from rankwatch.errors import UsageError
 from rankwatch.shared.printable import printable
 from rankwatch.shared.types.frame import DTYPE_MAX, NARROW_DTYPES, FrameTable
 from rankwatch.shared.types.trip import Trip
-from rankwatch.shared.words.cause import describe_module
+from rankwatch.shared.words.text import describe_module
 
 from ...decide.desync_text import describe_compared, describe_desync, describe_remedy, origins
 from ...decide.report import Report

@@ -11,7 +11,7 @@ from makers import INF, NAN, reading, trip
 from rankwatch.shared.types.closeup import CloseUp, Precision
 from rankwatch.shared.types.frame import Kind, State
 from rankwatch.shared.types.trip import BadWeight, Cause, Trip
-from rankwatch.shared.words.advice import advise
+from rankwatch.shared.words.cause import advise
 
 HALF = trip(reading("output", INF, dtype="float16"), module="decoder.wo")
 FULL = trip(reading("output", INF), module="decoder.wo")

@@ -1,0 +1,222 @@
+"""The sentences of the table of causes, if they depend on more than the rule. Each tells the evidence of a cause."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..types.frame import DTYPE_MAX, REDUCED, Frame, Kind, Phase, Reading, State
+from ..types.trip import BadWeight, Cause, Trip
+from . import facts
+from .facts import INPUTS, NON_FINITE, Numbers
+from .operators import explain, explain_given, explain_gradient
+from .text import describe_module
+
+_LOSS = "look at the loss function and the loss scale"
+
+
+def weight(trip: Trip, weights: Sequence[BadWeight]) -> str:
+    """Which weight was bad, and since when: of the first one. The best answer to why lies before this batch."""
+    bad, spec, batch = weights[0], trip.frame.spec, trip.position.batch
+    run = "backward" if spec.phase is Phase.BACKWARD else "forward"
+    name, state, last = bad.reading.label, _state(bad.reading), bad.finite_in
+    is_own_buffer = bad.reading.kind is Kind.BUFFER and bad.module == spec.module
+    if bad.module != spec.module:
+        name += f" of {bad.module or '(root)'} ({bad.module_class})"
+    if last >= batch >= 0:
+        return (
+            f"{name} became {state} within batch {batch}, as it was finite before in this batch: look at what writes to it"
+        )
+    what = f"{name} was already {state} before this {run}"
+    if is_own_buffer:
+        what = f"the buffer {name} is {state}: it was bad before, or this {run} made it so"
+    if last >= 0:
+        steps = f"optimizer step of batch {last}" if batch - last == 1 else f"optimizer steps from batch {last} on"
+        return f"{what}; last seen finite in batch {last}, bad in batch {batch}: look at the gradients and the {steps}"
+    if is_own_buffer:
+        return what
+    since = "it was never seen finite" if trip.optimizer_step else "no optimizer step was seen before it"
+    return f"{what}, and {since}: look at the initialisation or the checkpoint"
+
+
+def unfound(trip: Trip, how: str = "") -> str:
+    """A bad gradient whose origin the gradient guard did not find."""
+    what = f"the {trip.culprit.label} was {_state(trip.culprit)} before the optimizer step, which was not taken"
+    way = (
+        f": {how}it came from another rank, or by a way that does not lead through the model's outputs, "
+        "such as a term of the loss that is made of the parameters"
+    )
+    return f"{what}; {trip.unfound}{way if trip.received else ''}{scale(trip)}"
+
+
+def scale(trip: Trip) -> str:
+    """The end of a sentence about a loss or a gradient: what is known of the loss scale."""
+    text = f"; the loss scale was {trip.loss_scale:g}" if trip.loss_scale else ""
+    if trip.bad_since >= 0:
+        text += f"; the loss scaler has skipped steps without a break since batch {trip.bad_since}, for what was not finite"
+    return text
+
+
+def reduced(trip: Trip) -> str:
+    label = trip.culprit.label.removesuffix(REDUCED)
+    what = f"this rank's {label} was finite, and {_state(trip.culprit)} after it was reduced over the ranks"
+    return f"{what}: the sum is beyond the dtype of the reduction, unless another rank's was bad"
+
+
+def loss_of_bad(trip: Trip) -> str:
+    bad = facts.bad_root_outputs(trip)[0]
+    return f"the model's {bad.label} was {_state(bad)}, and the loss was made from it{scale(trip)}"
+
+
+def loss(trip: Trip, why: str = "") -> str:
+    """A bad loss that was made from finite outputs."""
+    finite = [r.abs_max for r in facts.root_outputs(trip) if r.state is State.FINITE]
+    model = "the model's output is not at hand"
+    if finite:
+        outputs = "output was finite (" if len(finite) == 1 else "outputs were finite (largest "
+        model = f"the model's {outputs}abs max {max(finite):.2e})"
+    evidence = "; ".join(filter(None, (model, why or by_operator(trip)[1])))
+    return f"{evidence}: look at the loss function, its targets, and what it divides by{scale(trip)}"
+
+
+def by_operator(trip: Trip) -> tuple[Cause, str]:
+    """The cause that the trip's operator tells, and its evidence; no evidence if the operator is not known."""
+    if trip.operator is None:
+        return Cause.UNEXPLAINED, ""
+    cause, evidence = explain(trip.operator)
+    if trip.operator.output.state is not trip.culprit.state:
+        evidence += f"; it made the {trip.culprit.label} {_state(trip.culprit)}"
+    if facts.is_root_alone(trip):
+        evidence += "; found by repeating the whole forward, whose modules were not measured (every=K)"
+    return cause, evidence
+
+
+def given(trip: Trip) -> str:
+    """What the trip's operator was given; empty if it is not known."""
+    return explain_given(trip.operator) if trip.operator is not None else ""
+
+
+def data(trip: Trip) -> str:
+    """An input of the root module; where the training calls the model's modules directly, of the first one that it called."""
+    bad = facts.bad_root_inputs(trip)[0]
+    what = f"{bad.label} of the root module" if ":" not in bad.label else bad.label
+    return f"{what} was {_state(bad)} before any module ran"
+
+
+def changed(trip: Trip) -> str:
+    bad = facts.suspects(trip)[0]
+    what = f"it was finite when {trip.changed} made it, and was changed in place afterwards, unseen by autograd"
+    return f"{bad.label} was {_state(bad)}: {what}"
+
+
+def between(trip: Trip) -> str:
+    """What was born in code between modules."""
+    bad, frame = facts.suspects(trip)[0], facts.last_finite(trip)
+    if bad.kind is Kind.MARKED and frame:
+        return f"born between {describe_module(frame.spec)}, the last finite frame, and this mark"
+    where = f"; the last finite frame before it is {describe_module(frame.spec)}" if frame else ""
+    return f"{bad.label} was {_state(bad)} and no watched module made it: it was born between modules{where}"
+
+
+def fed(trip: Trip) -> str:
+    """The root alone was measured: whether what it was fed was finite."""
+    unmeasured = [r.label for r in trip.root_inputs if r.state is State.UNMATERIALISED]
+    bad = [r.label for r in trip.root_inputs if r.state in NON_FINITE]
+    text = "what the root module was fed was finite"
+    if unmeasured:
+        text = f"{', '.join(unmeasured[:3])} of the root module could not be measured, what else it was fed was finite"
+    elif bad:
+        text += f" but for {', '.join(bad[:3])}, as in good batches"
+    return f"{text}; the modules in it were not measured in this batch (every=K)"
+
+
+def finite(trip: Trip, but: str = "") -> str:
+    """That inputs and weights were finite, as far as they were measured, and how near to the end the largest one is."""
+    rows = [r for r in trip.frame.readings if r.kind in (Kind.PARAMETER, Kind.BUFFER, *INPUTS)]
+    unmeasured = [r.label for r in rows if r.state is State.UNMATERIALISED]
+    masks = [r.label for r in rows if r.state in NON_FINITE]
+    text = "inputs and weights were finite"
+    if unmeasured:
+        text = f"{', '.join(unmeasured[:3])} could not be measured, and the other inputs and weights were finite"
+    elif any(r.state is State.NOT_A_TENSOR for r in rows):
+        text = "all measured inputs and weights were finite"
+    if masks:
+        known = all(f"{trip.frame.spec.module}:{label}" in trip.harmless for label in masks)
+        text += f" but for {', '.join(masks[:3])}, {'as in good batches' if known else 'a mask'}"
+    largest = Numbers(trip).largest
+    return f"{text}{but}; {_name(largest[0])} {_share(*largest)}" if largest else f"{text}{but}"
+
+
+def product(trip: Trip) -> str:
+    numbers = Numbers(trip)
+    reach = ", and products such as {:.2e} * {:.2e} can reach the end".format(*numbers.factors)
+    return finite(trip) + (reach if numbers.share < 0.1 else "")
+
+
+def unreached(trip: Trip, advice: str) -> str:
+    """What no product of the numbers at hand explains."""
+    return f"{finite(trip)}; no product of them can reach {Numbers(trip).dtype}'s end{advice}"
+
+
+def _share(reading: Reading, dtype: str) -> str:
+    limit = DTYPE_MAX[dtype]
+    share = "less than 1%" if reading.abs_max < 0.01 * limit else f"{reading.abs_max / limit:.0%}"
+    return f"abs max {reading.abs_max:.2e} is {share} of {dtype}'s max {limit:.2e}"
+
+
+def _name(reading: Reading) -> str:
+    return {Kind.PARAMETER: reading.label, Kind.OUTPUT: "a module inside made"}.get(reading.kind, "input")
+
+
+def gradient(trip: Trip) -> str:
+    """Where a gradient was born."""
+    made = f"{explain_gradient(trip.operator)}; " if trip.operator is not None else ""
+    came_in, culprit = _came_in(trip), f"the {trip.culprit.label} is {_state(trip.culprit)}"
+    bad = [r for r in came_in if r.state in NON_FINITE]
+    if bad and trip.frame.spec.module:
+        born = f"{bad[0].label} was {_state(bad[0])} already as it arrived: {_born_before(trip)}"
+    elif bad and trip.operator is not None:
+        # What the loss handed over was finite, or the backward would not have been run again.
+        born = f"{bad[0].label} became {_state(bad[0])} there, as the model makes another output from this one"
+    elif bad:
+        born = f"the gradient of the loss with respect to the model's output was {_state(bad[0])}: {_LOSS}"
+    elif any(r.state is State.FINITE for r in came_in):
+        largest = facts.nearest([(reading, reading.dtype) for reading in came_in])
+        share = f" ({_share(*largest)})" if largest else ""
+        # The gradient of a tensor is the sum over all its uses, and a residual connection is a second use.
+        is_summed = trip.culprit.kind is Kind.GRAD_INPUT
+        where = (
+            "this module's backward, unless its input is used elsewhere, too" if is_summed else "the backward of this module"
+        )
+        born = f"born in {where}: the gradient that came in was finite{share}, {culprit}"
+    else:
+        born = f"{culprit}: {_born_before(trip)}"
+    return made + born + scale(trip)
+
+
+def _came_in(trip: Trip) -> list[Reading]:
+    """The gradients that the culprit's module received. A parameter's gradient is a frame apart from its module's call."""
+    own = [frame for frame in _backwards(trip) if frame.spec.module == trip.frame.spec.module]
+    received = ([r for r in frame.readings if r.kind is Kind.GRAD_OUTPUT] for frame in (trip.frame, *own))
+    return next(filter(None, received), [])
+
+
+def _born_before(trip: Trip) -> str:
+    here = describe_module(trip.frame.spec)
+    for frame in _backwards(trip):
+        gradients = [r for r in frame.readings if r.kind in facts.GRADIENTS]
+        states = {r.state for r in gradients}
+        if State.FINITE not in states or not states.isdisjoint(NON_FINITE):
+            continue
+        if frame.spec.module == trip.frame.spec.module:
+            return f"born in the backward of this module, whose {gradients[0].label} was finite"
+        return f"born between {describe_module(frame.spec)}, the last module whose gradients were finite, and {here}"
+    return f"born between the loss and {here}, as no backward frame at hand has finite gradients: {_LOSS}"
+
+
+def _backwards(trip: Trip) -> list[Frame]:
+    """The frames of this backward before the tripped one, the last one first."""
+    return [frame for frame in reversed(facts.earlier(trip)) if frame.spec.phase is Phase.BACKWARD]
+
+
+def _state(reading: Reading) -> str:
+    return reading.state.name.lower()
