@@ -32,6 +32,8 @@ class UsersCode:
         path: ``sys.path`` of the training.
         stored: use the texts in the capsule where a module cannot be imported.
         replaced: the name of a module in the training -> the name under which it is imported here.
+        copies: the texts of the user's modules that run in the place of their files, even if the files are here. What is not
+            installed may be missing, as long as the module does not need it.
     """
 
     def __init__(
@@ -42,24 +44,26 @@ class UsersCode:
         *,
         stored: bool = False,
         replaced: Mapping[str, str] | None = None,
+        copies: Mapping[str, str] | None = None,
     ) -> None:
         self._code = code
-        self._sources = sources
-        self._stored = stored
+        self._sources = sources if copies is None else copies
+        self._is_of_copies = copies is not None
+        self._stored = stored or self._is_of_copies
         self._replaced = dict(replaced or {})
         self._made: dict[str, types.ModuleType] = {}
         self._taken: dict[str, types.ModuleType] = {}
         self._wanted: set[str] = set()
         self._executed: set[int] = set()
         self._tree: ast.Module | None = None
-        self._changed: set[str] = set()
+        self._changed = {name for name, text in (copies or {}).items() if text != sources.get(name)}
         self._set: dict[tuple[str, str], tuple[Any, str, Any]] = {}
         self._build: Callable[[Any], Any] | None = None
         self.notes: list[str] = []
         """What is not as it was in the training."""
         sys.path += [folder for folder in path if folder not in sys.path and Path(folder).is_dir()]
-        if stored:
-            sys.meta_path.append(_StoredFinder(self))
+        if self._stored:
+            sys.meta_path.insert(0 if self._is_of_copies else len(sys.meta_path), _StoredFinder(self))
 
     def build_with(self, build: Callable[[Any], Any]) -> None:
         """Makes the globals that the training had set by ``build``, which makes a value of its form; those that are set, anew."""
@@ -118,6 +122,11 @@ class UsersCode:
         if name in self._made.keys() | self._taken.keys() and Path(file).is_file():
             return Path(file).read_text(encoding="utf-8")
         return self._sources.get(name, "")
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """The source texts of the user's modules that have run."""
+        return {name: self.text_of(name) for name in {**self._taken, **self._made} if name in self._sources}
 
     def file_of(self, name: str) -> str:
         made = self._made.get(name) or self._taken.get(name)
@@ -201,7 +210,7 @@ class UsersCode:
                 "file, and name it with --module MODULE:CLASS"
             )
         file, text = Path(about["file"]), self._sources["__main__"]
-        is_here = bool(about["file"]) and file.is_file()
+        is_here = bool(about["file"]) and file.is_file() and not self._is_of_copies
         if is_here:
             self._compare("__main__", str(file))
             text = file.read_text(encoding="utf-8")
@@ -241,14 +250,24 @@ class UsersCode:
         text, file = self._sources[name], f"capsule:{name}.py"
         module.__file__ = file
         linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-        exec(compile(text, file, "exec"), module.__dict__)
-        self.tell(f"{name} is the copy in the capsule")
+        if not self._is_of_copies:
+            exec(compile(text, file, "exec"), module.__dict__)
+            self.tell(f"{name} is the copy in the capsule")
+            return
+        for statement in ast.parse(text).body:
+            try:
+                exec(compile(ast.Module([statement], []), file, "exec"), module.__dict__)
+            except Exception as error:  # noqa: BLE001  whoever needs what this defines fails then
+                sys.stderr.write(f"passed over {name}.py:{statement.lineno}: {type(error).__name__}: {error}\n")
 
-    def is_stored(self, name: str) -> bool:
-        return name in self._sources and name != "__main__"
+    def stored_as(self, name: str) -> str | None:
+        """The name in the capsule of a module that is imported as ``name`` here."""
+        return next((one for one in self._sources if self._here(one) == name and one != "__main__"), None)
 
-    def is_package(self, name: str) -> bool:
-        return bool(self._code.get(name, {}).get("is_package"))
+    def folder_of(self, name: str) -> list[str] | None:
+        """Where a package has its modules that are not in the capsule, such as compiled ones; None: it is no package."""
+        about = self._code[name]
+        return [str(Path(about["file"]).parent)] if about["is_package"] else None
 
 
 class _StoredFinder:
@@ -258,15 +277,19 @@ class _StoredFinder:
         self._code = code
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if not self._code.is_stored(name):
+        stored = self._code.stored_as(name)
+        if stored is None:
             return None
-        return importlib.util.spec_from_loader(name, self, is_package=self._code.is_package(name))  # type: ignore[arg-type]
+        found = importlib.util.spec_from_loader(name, self)  # type: ignore[arg-type]
+        if found is not None:
+            found.submodule_search_locations = self._code.folder_of(stored)
+        return found
 
     def create_module(self, spec: Any) -> None:
         return None
 
     def exec_module(self, module: types.ModuleType) -> None:
-        self._code.run_stored(module.__name__, module)
+        self._code.run_stored(self._code.stored_as(module.__name__) or "", module)
 
 
 def is_absent(form: Any) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from ..errors import UsageError
-from ..rerun.capsule.capsule import FORMAT, MANIFEST, SUMS, TENSORS
+from ..rerun.capsule.files import FORMAT, MANIFEST, SUMS, TENSORS
 from ..rerun.capsule.tensor_file import BrokenTensorsError, read_tensors
 from ..shared.printable import cleaned
 

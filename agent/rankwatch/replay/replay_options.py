@@ -60,7 +60,12 @@ def add_options(parser: argparse.ArgumentParser, default: Path | None = None) ->
         action="store_true",
         help="run the copy of the user's code that is in the capsule, where it cannot be imported: only for capsules of your own",
     )
-    parser.add_argument("--repro", type=Path, metavar="FILE", help="the script to write (default: repro.py in the capsule)")
+    parser.add_argument(
+        "--repro",
+        type=Path,
+        metavar="FILE",
+        help="the script to write, with a folder of its modules beside it (default: repro.py in the capsule)",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 

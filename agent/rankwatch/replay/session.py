@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from ..errors import UsageError
 from ..rerun.backward_rerun import origin_of_gradient
 from ..rerun.limit import Limit
 from ..rerun.repetition import repeat
 from ..shared.types.trip import Operator, Source
+from .call import of_rows, users_code
 from .code import UsersCode
 from .opened import OpenedCapsule, find_capsule, open_capsule
 from .replay_options import ReplayOptions
-from .script import write_script
+from .repro import write_repro
 from .summary import AS_TRAINED, ReplayFindings
-from .trial import ForwardResult, Trial, dtypes_of, enough, of_rows, rows_of
+from .trial import ForwardResult, Trial, dtypes_of, enough, rows_of
 
 MAX_SECONDS = 300
 """For one run of ``repro.py``."""
@@ -35,10 +33,7 @@ def replay(options: ReplayOptions) -> ReplayFindings:
     dtypes = dtypes_of(options.precision)
     capsule = open_capsule(find_capsule(options.capsule))
     manifest = capsule.manifest
-    renamed = dict(_renamed(one) for one in options.module if "=" in one)
-    code = UsersCode(manifest["code"], capsule.sources, manifest["path"], stored=options.stored_code, replaced=renamed)
-    named = [one for one in options.module if "=" not in one]
-    make = _maker(named[-1], code, manifest["module"]) if named else None
+    code, make = users_code(capsule, options.module, stored=options.stored_code)
     trial = Trial(capsule, code, make)
     try:
         call = trial.call()
@@ -62,7 +57,7 @@ def replay(options: ReplayOptions) -> ReplayFindings:
     _try_precisions(trial, devices, dtypes, found)
     if found.recurred:
         _find_rows(trial, devices[0], rows_of(call), found)
-    _write_repro(options, capsule, code, trial.draws, found)
+    _write_repro(options, capsule, code, found)
     if trial.draws and not manifest["random_at_entry"]:
         found.notes.append(
             "the module draws random numbers, and the capsule does not have those of the training: its own were drawn after them"
@@ -76,35 +71,6 @@ def replay(options: ReplayOptions) -> ReplayFindings:
     found.notes += [f"--module {one} took the place of the code of the training" for one in options.module]
     found.differs = bool(code.notes or trial.drawn or options.module or capsule.manifest["left_out"])
     return found
-
-
-def _renamed(text: str) -> tuple[str, str]:
-    old, _, new = text.partition("=")
-    if not old or not new or ":" in text:
-        raise UsageError(
-            f"--module {text}: expected OLD=NEW with the names of two modules, or MODULE:CLASS with the class alone"
-        )
-    return old, new
-
-
-def _maker(name: str, code: UsersCode, form: dict[str, Any]) -> Callable[[], nn.Module] | None:
-    """What ``--module`` names: a class takes the place of the capsule's, a function makes the module."""
-    if ":" not in name:
-        raise UsageError(f"--module {name}: expected MODULE:CLASS, such as model:Block, or OLD=NEW")
-    made = code.find(name)
-    if isinstance(made, type) and issubclass(made, nn.Module):
-        form["class"] = {"name": name}
-        return None
-    if not callable(made):
-        raise UsageError(f"--module {name} is neither a module's class nor a function that makes a module")
-    return functools.partial(_made, name, made)
-
-
-def _made(name: str, make: Callable[[], Any]) -> nn.Module:
-    module = make()
-    if not isinstance(module, nn.Module):
-        raise UsageError(f"--module {name} returned {type(module).__name__}, no torch.nn.Module")
-    return module
 
 
 def _devices(options: ReplayOptions, call: Any) -> list[torch.device]:
@@ -202,24 +168,18 @@ def _find_rows(trial: Trial, device: torch.device, rows: int, found: ReplayFindi
         found.others_bad = None if errors else any(others)
 
 
-def _write_repro(
-    options: ReplayOptions, capsule: OpenedCapsule, code: UsersCode, draws: bool, found: ReplayFindings
-) -> None:
+def _write_repro(options: ReplayOptions, capsule: OpenedCapsule, code: UsersCode, found: ReplayFindings) -> None:
     """Writes the script, and runs it once: what is said of it is then true."""
     path = options.repro or Path(capsule.path, "repro.py")
     if not capsule.manifest["has_inputs"]:
         found.notes.append("no repro.py: the capsule has no inputs")
         return
-    texts = {name: code.text_of(name) for name in capsule.manifest["code"]}
     is_cut = found.rows is not None and found.rows[1] - found.rows[0] < found.rows[2]
     try:
-        write_script(path, capsule, texts, rows=found.rows if is_cut else None, draws=draws)
+        write_repro(path, capsule, code.texts, rows=found.rows if is_cut else None, module=options.module)
         done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=False, timeout=MAX_SECONDS)
     except OSError as error:
         found.notes.append(f"no repro.py: cannot write {path}: {error.strerror}; --repro FILE names another place")
-        return
-    except (LookupError, SyntaxError, RecursionError) as error:  # code that is not as it was
-        found.notes.append(f"no repro.py: it cannot be written for this module: {type(error).__name__}: {error}")
         return
     except subprocess.TimeoutExpired:
         found.repro = f"{path} (it ran for {MAX_SECONDS} s without an end)"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from ..errors import UsageError
 from ..measure.walk import leaves
 from ..rerun.backward_rerun import RootRun
-from ..rerun.capsule.surroundings import surrounded
 from ..rerun.capsule.tensor_file import digest_of
 from ..rerun.careful import Careful, passed_again, tensors
 from ..rerun.engine import Ran, Rerun
@@ -21,23 +20,11 @@ from ..rerun.forward import Forward, RootEntry
 from ..rerun.limit import Limit
 from ..rerun.wider import Wider
 from ..shared.types.frame import State, state_of
+from .call import Call, as_in_training, make_call, moved
 from .code import UsersCode
 from .opened import OpenedCapsule
-from .rebuild import Builder
 
 CPU = torch.device("cpu")
-SEED = 0
-"""For inputs that are drawn because the capsule has none."""
-
-
-class Call(NamedTuple):
-    """A module with its inputs, made anew from the capsule."""
-
-    module: nn.Module
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    gradients: Sequence[dict[int, Tensor]] = ()
-    """What its backwards are handed, by the number of the output."""
 
 
 class ForwardResult(NamedTuple):
@@ -70,28 +57,13 @@ class Trial:
 
     def call(self, device: torch.device = CPU) -> Call:
         """The module and its inputs as they were, on this device."""
-        manifest = self._capsule.manifest
-        builder = Builder(self._capsule, self._code, device, torch.Generator().manual_seed(SEED))
-        form = manifest["module"]
-        module = builder.build(form) if self._make is None else builder.fill_by_name(self._make(), form)
-        args, kwargs = builder.build(manifest["args"]), builder.build(manifest["kwargs"])
-        gradients = [{number: builder.build(form) for number, form in handed} for handed in manifest["gradients"]]
-        self.drawn = builder.drawn
-        return moved(Call(module, args, kwargs, gradients), device)
+        call = make_call(self._capsule, self._code, device, self._make)
+        self.drawn = list(call.drawn)
+        return call
 
-    @contextlib.contextmanager
-    def surrounded(self, device: torch.device) -> Iterator[None]:
+    def surrounded(self, device: torch.device) -> contextlib.AbstractContextManager[None]:
         """Flags, modes and random state as in the training."""
-        manifest, around = self._capsule.manifest, self._capsule.manifest["surroundings"]
-        if device.type == "cpu" and around["autocast"]["cuda"][0]:  # the CPU stands for the GPU
-            around = {**around, "autocast": {"cpu": around["autocast"]["cuda"]}}
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), surrounded(around):
-            for name, form in manifest["random"].items():
-                if name == "cpu":
-                    torch.set_rng_state(self._capsule.tensors[form["tensor"]])
-                elif device.type == "cuda":
-                    torch.cuda.set_rng_state(self._capsule.tensors[form["tensor"]], device)
-            yield
+        return as_in_training(self._capsule, device)
 
     def forward(self, device: torch.device, change: Callable[[Call], Call] | None = None) -> Forward:
         """The forward on this device; ``change`` changes it before."""
@@ -180,46 +152,6 @@ def worst(results: list[ForwardResult]) -> ForwardResult:
     return max(results, key=lambda one: (one.is_bad, one.state, one.abs_max), default=ForwardResult(State.EMPTY, 0.0, ""))
 
 
-def moved(call: Call, device: torch.device, dtype: torch.dtype | None = None) -> Call:
-    """A call on another device, and with its floating tensors in another dtype."""
-
-    def move(value: Tensor) -> Tensor:
-        to = dtype if dtype is not None and value.dtype.is_floating_point else value.dtype
-        if value.device == device and value.dtype == to:
-            return value
-        return value.detach().to(device, to).requires_grad_(value.requires_grad)
-
-    module = call.module.to(device)
-    module = module.to(dtype) if dtype is not None else module
-    for inner in module.modules():
-        for name, value in vars(inner).items():
-            if isinstance(value, Tensor):
-                vars(inner)[name] = move(value)
-    args, kwargs, gradients = mapped((call.args, call.kwargs, call.gradients), move)
-    return Call(module, args, kwargs, gradients)
-
-
-def mapped(value: Any, change: Callable[[Tensor], Tensor], depth: int = 0) -> Any:
-    """The same structure with other tensors."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if depth > 16 or value is None or isinstance(value, (str, bytes, int, float, torch.device, torch.dtype)):
-        return value
-    if isinstance(value, torch.Size):
-        return value
-    if isinstance(value, tuple):
-        items = [mapped(item, change, depth + 1) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-    if isinstance(value, (list, dict)):
-        keys = range(len(value)) if isinstance(value, list) else list(value)
-        for key in keys:
-            value[key] = mapped(value[key], change, depth + 1)
-    if not isinstance(value, (list, type, nn.Module)) and hasattr(value, "__dict__"):
-        for name, item in vars(value).items():
-            value.__dict__[name] = mapped(item, change, depth + 1)
-    return value
-
-
 def in_precision(device: torch.device, dtype: torch.dtype) -> Callable[[Call], Call]:
     """Casts the module and its inputs: to a precision that is narrower than their own."""
     return lambda call: moved(call, device, dtype)
@@ -233,19 +165,6 @@ def rows_of(call: Call) -> int:
     found = (leaf for _, leaf in leaves([call.args, call.kwargs], "") if isinstance(leaf, Tensor) and leaf.dim())
     first = next(found, None)
     return int(first.shape[0]) if first is not None else 0
-
-
-def of_rows(begin: int, end: int, rows: int) -> Callable[[Call], Call]:
-    """The same forward of these rows alone. Inputs with another first dimension stay whole."""
-
-    def pick(value: Tensor) -> Tensor:
-        return value[begin:end] if value.dim() and value.shape[0] == rows else value
-
-    def change(call: Call) -> Call:
-        args, kwargs, gradients = mapped((call.args, call.kwargs, call.gradients), pick)
-        return Call(call.module, args, kwargs, gradients)
-
-    return change
 
 
 def enough(rows: int, is_bad: Callable[[int, int], bool]) -> tuple[int, int]:

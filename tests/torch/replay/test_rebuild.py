@@ -21,11 +21,13 @@ from torch import Tensor, nn
 import makers
 from models import Calls
 from rankwatch.errors import UsageError
+from rankwatch.replay.call import Call, of_rows
 from rankwatch.replay.code import UsersCode
 from rankwatch.replay.opened import OpenedCapsule, open_capsule
 from rankwatch.replay.summary import ReplayFindings, render
-from rankwatch.replay.trial import Call, Trial, enough, of_rows
-from rankwatch.rerun.capsule.capsule import MANIFEST, SUMS, TENSORS, CapsuleRules, write
+from rankwatch.replay.trial import Trial, enough
+from rankwatch.rerun.capsule.capsule import CapsuleRules, write
+from rankwatch.rerun.capsule.files import MANIFEST, SUMS, TENSORS
 from rankwatch.rerun.forward import Forward
 from trainings.parts import Root
 

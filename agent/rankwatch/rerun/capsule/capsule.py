@@ -28,13 +28,11 @@ from ..forward import Forward
 from . import capsule_code as sources
 from . import surroundings
 from .encoding import Encoder, TensorBag, TooLargeError
+from .files import FORMAT, MANIFEST, SUMS, TENSORS
 from .tensor_file import OutOfTimeError, digest_of, write_tensors
 
-FORMAT = 1
 MAX_COMPARED = 1 << 24
 """Numbers in an output with a checksum."""
-
-MANIFEST, TENSORS, SUMS = "capsule.json", "tensors.safetensors", "SHA256SUMS"
 
 
 class CapsuleRules(NamedTuple):

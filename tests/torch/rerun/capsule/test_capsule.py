@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 import makers
 from rankwatch.rerun.capsule import capsule
-from rankwatch.rerun.capsule.capsule import MANIFEST, SUMS, TENSORS, CapsuleRules, CapsuleWritten, write
+from rankwatch.rerun.capsule.capsule import CapsuleRules, CapsuleWritten, write
+from rankwatch.rerun.capsule.files import MANIFEST, SUMS, TENSORS
 from rankwatch.rerun.capsule.tensor_file import BrokenTensorsError, read_tensors, write_tensors
 from rankwatch.rerun.forward import Forward
 from trainings.parts import Root
