@@ -22,7 +22,7 @@ def test_a_rank_that_ended_early_is_named_as_the_cause(outcome: str, is_heard_fi
     desk.leave(2, "aborted")
     desk.end(1)
     assert desk.reports[-1].reason.endswith(
-        "failed: gloo: connection closed by peer 10.0.0.1; rank 1 had ended before its first batch"
+        "failed: gloo: RuntimeError: Connection closed by peer [10.0.0.1]:5; rank 1 had ended before its first batch"
     )
     roles = [(one.row.rank, one.text, one.is_cause) for one in in_order(desk.run.report())]
     assert roles[:2] == [(1, "had ended already", True), (0, "failed without rank 1", False)]

@@ -96,7 +96,7 @@ def test_a_check_that_raises_is_a_result_in_one_line() -> None:
     def broken() -> CheckResult:
         raise RuntimeError("[/pytorch/gloo/pair.cc:152] timed out\n  remote=[10.0.0.3]:4000\nException raised from x (most")
 
-    assert bounded("pair", broken, 30) == fail("pair", "gloo: timed out remote=10.0.0.3")
+    assert bounded("pair", broken, 30) == fail("pair", "gloo: timed out")
     assert describe(KeyError()) == "KeyError"
 
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from fnmatch import translate
 from functools import lru_cache
+from itertools import islice
 
 from ..types.frame import REDUCED, SHARD, FrameSpec, Kind, ReadingSpec
 
@@ -19,11 +20,13 @@ MOST_SAID = 4
 MOST_LOOKS = 300_000
 """Comparisons of a pattern with a name, after which no more patterns are looked at: a training, or a collector, waits."""
 
-MOST_NAMES = 2_000
-"""Names among which what was meant is looked for."""
+MOST_NAMES = 20_000
+"""Names in which what was meant is looked for. They are of many blocks, and no more in their shapes than a few names."""
 
-_DIGITS = "0123456789"
-_WILD = re.compile(r"[*?\[]")
+MOST_SHAPES = 2_000
+"""Shapes of these names that are compared with a pattern."""
+
+_NUMBER, _STAR, _NUMBER_OR_STAR = re.compile(r"[0-9]+"), re.compile(r"\*"), re.compile(r"[0-9]+|\*")
 
 
 def names_of(spec: FrameSpec) -> list[str]:
@@ -51,7 +54,8 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 def unmatched(patterns: Sequence[str], names: Collection[str]) -> list[str]:
     """The patterns that match none of the names; as many of them as can be looked at in a moment."""
-    return _missed(patterns, _Names(names))
+    looked_at = patterns[: 1 + MOST_LOOKS // max(1, len(names))]
+    return [pattern for pattern in looked_at if not _matches_any(pattern, names)]
 
 
 def describe_unmatched(option: str, patterns: Sequence[str], names: Collection[str], what: str) -> list[str]:
@@ -61,9 +65,8 @@ def describe_unmatched(option: str, patterns: Sequence[str], names: Collection[s
         names: none of which anything is known: then nothing is said.
         what: what the names are, as in ``module of the model``.
     """
-    known = _Names(names)
-    missed = _missed(patterns, known) if names else []
-    hints = [(one, _meant(one, known)) for one in missed[:MOST_SAID]]
+    missed = unmatched(patterns, names) if names else []
+    hints = [(one, meant(one, names)) for one in missed[:MOST_SAID]]
     lines = [f"{option}: {one!r} matches no {what}" + (f"; did you mean {hint!r}?" if hint else "") for one, hint in hints]
     more = len(missed) - MOST_SAID
     return lines + [f"{option}: {more} more match no {what}"] * (more > 0)
@@ -71,70 +74,29 @@ def describe_unmatched(option: str, patterns: Sequence[str], names: Collection[s
 
 def meant(pattern: str, names: Collection[str]) -> str:
     """A pattern that matches some of the names, and is like this one, which matches none; empty if there is none."""
-    return _meant(pattern, _Names(names))
-
-
-class _Names:
-    """The names of a model's many blocks differ in their numbers alone. For a pattern without that number they are one.
-
-    Attributes:
-        looks: at names, so far.
-    """
-
-    def __init__(self, names: Collection[str]) -> None:
-        self.looks = 0
-        self._names = names
-        self._some: dict[str, list[str]] = {}
-
-    def for_a(self, pattern: str) -> list[str]:
-        """Some of the names: the pattern matches one of them if it matches any of all."""
-        same = "".join(digit for digit in _DIGITS if digit not in pattern)
-        if "[" in pattern and same != _DIGITS:  # [1-3] has the 2 as well
-            same = ""
-        if same not in self._some:
-            table = str.maketrans(same, same[:1] * len(same))
-            self._some[same] = list({name.translate(table): name for name in self._names}.values())
-            self.looks += len(self._names)
-        return self._some[same]
-
-    def have(self, pattern: str, some: list[str]) -> bool:
-        self.looks += len(some)
-        return any(map(_compiled(pattern).match, some))
-
-
-def _missed(patterns: Sequence[str], names: _Names) -> list[str]:
-    missed = list[str]()
-    for pattern in patterns:
-        if not names.have(pattern, names.for_a(pattern)):
-            missed.append(pattern)
-        if names.looks > MOST_LOOKS:
-            break
-    return missed
-
-
-def _meant(pattern: str, names: _Names) -> str:
-    some = names.for_a(pattern)[:MOST_NAMES]
-    return next((one for one in _alike(pattern, some) if names.have(one, some)), "")
-
-
-def _alike(pattern: str, names: Collection[str]) -> Iterator[str]:
-    """Patterns like this one, the likeliest first."""
+    some = list(islice(names, MOST_NAMES))
     without = ".".join(part for part in pattern.split(".") if part not in WRAPPERS)
-    no_regex = pattern.replace(".*", "*").replace("\\", "").strip("^$")
-    spellings = [without, no_regex, *[f"{pattern}*"] * bool(pattern), *_respelt(pattern, names)]
-    yield from spellings
-    yield from (f"*.{one}" for one in [pattern, *spellings] if one)
-    if len(pattern.strip("*.")) > 2:
-        yield f"*{pattern.strip('*')}*"
+    for longer in (without, f"{without}*") if without else ():
+        if _matches_any(longer, some):
+            return longer
+    known = dict.fromkeys(shape for name in some for shape in _shapes(name))
+    near = next(iter(get_close_matches(_NUMBER.sub("*", without), islice(known, MOST_SHAPES), 1)), "")
+    given = iter(_NUMBER_OR_STAR.findall(without))
+    with_numbers = _STAR.sub(lambda star: next(given, "*"), near)
+    return with_numbers if _matches_any(with_numbers, some) else ""
 
 
-def _respelt(pattern: str, names: Collection[str]) -> Iterator[str]:
-    """The pattern with one part spelt as in a name, where it is nearly one."""
-    known = sorted({part for name in names for part in re.split(r"[.:]", name) if part})
-    parts = re.split(r"([.:])", pattern)
-    for at, part in enumerate(parts):
-        if part in ("", ".", ":") or _WILD.sub("", part) == "":
-            continue
-        bare = part.strip("*")
-        for near in get_close_matches(bare, known, 3):
-            yield "".join([*parts[:at], part.replace(bare, near), *parts[at + 1 :]])
+def _matches_any(pattern: str, names: Iterable[str]) -> bool:
+    return any(map(_compiled(pattern).match, names))
+
+
+def _shapes(name: str) -> Iterator[str]:
+    """Patterns that match a name: all of it, its beginning and its end. The blocks of a model differ in their numbers alone."""
+    shape = _NUMBER.sub("*", name)
+    yield shape
+    module, _, label = shape.partition(":")
+    if label:
+        yield f"*:{label}"
+    elif "." in module:
+        yield f"{module.partition('.')[0]}.*"
+        yield f"*.{module.rpartition('.')[2]}"
