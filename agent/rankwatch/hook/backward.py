@@ -11,8 +11,11 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from ..judge.health import is_looked_at
+from ..judge.lifecycle import Life
 from ..measure.extremes import dtype_name
 from ..measure.modules import NamedModule
+from ..measure.recorder import Recorder
 from ..measure.tape import Cell
 from ..measure.walk import flatten, inputs, leaves
 from ..measure.weights import mark_shard
@@ -152,22 +155,20 @@ class ParameterGradients:
     """Measures the gradients of parameters each time a backward has added to them.
 
     Args:
-        counts_zeros: tells whether to measure the share of exact zeros, too, by ``share_of_zeros``.
+        life: the batches; in some of them, the share of exact zeros is measured, too.
     """
 
     def __init__(
         self,
-        take: Callable[[Tensor], Cell],
-        share_of_zeros: Callable[[Tensor], Cell | None],
+        recorder: Recorder,
         emit: EmitFor,
         hook: Hook,
-        counts_zeros: Callable[[], bool],
+        life: Life,
     ) -> None:
-        self._take = take
-        self._share_of_zeros = share_of_zeros
-        self._accumulated = hook(self._measure_accumulated)
-        self._counts_zeros = counts_zeros
+        self._recorder = recorder
         self._emit = emit
+        self._accumulated = hook(self._measure_accumulated)
+        self._life = life
         self._hooked: dict[int, tuple[ReferenceType[Tensor], RemovableHandle]] = {}
         self._room = FEW_PARAMETERS
         """At so many hooks, those of parameters that are gone are forgotten."""
@@ -213,11 +214,11 @@ class ParameterGradients:
             self._measure(named, gradient, rows)
 
     def _measure(self, named: NamedModule, gradient: Tensor, rows: _Rows) -> None:
-        share = self._share_of_zeros(gradient) if self._counts_zeros() else None
+        share = self._recorder.share_of_zeros(gradient) if is_looked_at(self._life.of_backward.position.batch) else None
         if share is not None:
-            self._emit(named, rows.with_zeros, [self._take(gradient), share])
+            self._emit(named, rows.with_zeros, [self._recorder.cell(gradient), share])
             return
-        self._emit(named, rows.alone, [self._take(gradient)])
+        self._emit(named, rows.alone, [self._recorder.cell(gradient)])
 
 
 class _Rows(NamedTuple):

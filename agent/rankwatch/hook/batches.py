@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..judge.batch import BatchOrigin, BatchPart
+from ..judge.batch import BatchOrigin, BatchPart, no_norm
 from ..judge.lifecycle import (
     Abandon,
     BackwardReached,
@@ -38,7 +38,7 @@ from ..measure.modules import NamedModule
 from ..measure.recorder import Call, CompiledCall, PendingFrame, Recorder
 from ..rerun.forward import RootEntry
 from ..rerun.loss_graph import LossOrigin
-from ..shared.types.frame import NO_NORM, Kind, Phase
+from ..shared.types.frame import Kind, Phase
 from ..shared.types.tuning import Tuning
 from ..touch.torch_private import graph_task
 from .stage import is_rehearsal
@@ -55,7 +55,7 @@ class Batches:
         self, life: Life, settler: Settler, recorder: Recorder, loss_scales: LossScales, steps: OptimizerSteps
     ) -> None:
         self.life = life
-        self.norm: Callable[[], float] = lambda: NO_NORM
+        self.norm: Callable[[], float] = no_norm
         """The norm of the gradients of the last optimizer step."""
         self._settler = settler
         self._recorder = recorder

@@ -27,14 +27,15 @@ from ..measure.recorder import Recorder
 from ..measure.sweep import Sweep
 from ..measure.tape import Tape
 from ..replicas.fingerprints import FingerprintTaker
-from ..rerun.careful import is_run_again, passed_again
+from ..rerun.careful import passed_again
 from ..shared.types.config import Config, Policy
 from ..shared.types.frame import BatchSummary, FrameTable, Kind, Moment, Phase, Position
-from ..shared.types.tuning import Check, Tuning, taken_from
+from ..shared.types.tuning import Tuning, taken_from
 from . import backward
 from .batches import Batches
 from .compiled.entry import CompiledEntry
 from .compiled.readings import HandedCalls
+from .compiled.traced import Calls, Numbers
 from .fails_open import DetectorObserver, FailsOpen
 from .gradients import Gradients
 from .hooks import Hooks
@@ -66,19 +67,32 @@ class Detector(FailsOpen):
         judge_traced: bool = True,
         sends_at_once: bool = False,
     ) -> None:
-        super().__init__(
-            config.stop, observer.on_fault, lambda: self._life.position.batch, partial(is_run_again, unwrap(model))
-        )
+        self._life = Life(config.first_batch, config.every, config.trace_batch_nums, sends_at_once=sends_at_once)
+        root = unwrap(model)
+        super().__init__(config.stop, observer, self._life, root)
         self._config, self._observer, self._count_all = config, observer, count_all
         self._tunings: deque[Tuning] = deque()
-        self._steps = OptimizerSteps(model)
-        self._loss_scales = LossScales(
-            config, lambda: self._life.of_backward.position.batch, self._guarded(self._scaler_stepped)
-        )
-        self._life = Life(config.first_batch, config.every, config.trace_batch_nums, sends_at_once=sends_at_once)
+        # What hooks call: each catches the errors of its body.
+        self.enter, self.leave = self._hook(self._enter), self._hook(self._leave)
+        self.leave_root, self.handed = self.guarded(self._leave_root), self._hook(self._take_handed)
+        self.before_step, self.after_step = self.guarded(self._before_step), self.guarded(self._after_step)
+        self.compiled_given = self.guarded(self._compiled_given)
+        self.compiled_returned = self.guarded(self._compiled_returned)
+        self.backward_begins = self.guarded(self._backward_begins)
+        self.backward_ends = self.guarded(self._backward_ends)
+        self.look_back = self.guarded(self._look_back)
+        self._reached = self.guarded(self._arrive)
+        self._return_root = self._hook(self._root_returned)
+        self._judge_before_step = self._hook(self._judge_step)
+        self._guard_update = self._hook(self._guard_before_update)
+
         tape = Tape()
+        self._steps = OptimizerSteps(model)
         self._recorder = Recorder(tape, 0 if config.policy is Policy.STRICT else config.weights_every)
-        self._sweep = Sweep(model, self._recorder, lambda: self._hooks.watched)
+        self._running = RunningRoots(root, self)
+        self._hooks = Hooks(model, self, config.modules)
+        self._loss_scales = LossScales(config, self._life, self.guarded(self._scaler_stepped))
+        self._sweep = Sweep(model, self._recorder, self._hooks)
         self._settler = Settler(
             config,
             default_check(model),
@@ -88,65 +102,26 @@ class Detector(FailsOpen):
             self._sweep,
             observer,
             judge_traced=judge_traced,
-            awaits_step=lambda: self._guard.awaits_step,
-            steps=lambda: self._steps.done,
-            model=lambda: self._hooks,
+            steps=self._steps,
+            model=self._hooks,
         )
-        self._running = RunningRoots(unwrap(model), lambda: self._batches.interrupted(is_judged=not self._off), self._wake)
         self._batches = Batches(self._life, self._settler, self._recorder, self._loss_scales, self._steps)
         self._collectives = Collectives(
-            self._recorder, self._guarded, is_watched=self._is_watched, is_measured=self._is_measured
+            self._recorder, self.guarded, is_watched=self._is_watched, is_measured=self._is_measured
         )
+        self._losses = Losses(self._batches, self._loss_scales, self._recorder, self._hooks, self._settler)
         self._gradients = Gradients(
             config.gradients,
             self._batches,
             self._recorder,
             self._hook,
-            modules=lambda: self._hooks.watched,
-            reductions=lambda: self._collectives.reductions,
-            reach=self._reach,
-            take_loss=lambda: self._losses.take(),
+            self._reach,
+            model=self._hooks,
+            collectives=self._collectives,
+            losses=self._losses,
         )
-        self._reached = self._guarded(self._arrive)
-        self._return_root = self._hook(self._root_returned)
-        self._judge_before_step = self._hook(self._judge_step)
-        self._guard_update = self._hook(lambda optimizer: self._guard.before_step(optimizer))
-        self._hooks = Hooks(
-            model,
-            self._guarded,
-            patterns=config.modules,
-            enter=self._hook(self._enter),
-            leave=self._hook(self._leave),
-            leave_root=self._guarded(self._leave_root),
-            handed=self._hook(lambda *handed: self._handed.take(*handed)),
-            before_step=self._guarded(self._before_step),
-            after_step=self._guarded(self._after_step),
-            wrapped=lambda *modules: self._compiled.wrapped(*modules),
-            released=self._recorder.release,
-        )
-        self._handed = HandedCalls(
-            self._hooks.root,
-            self._running,
-            self._batches,
-            self._recorder,
-            self._gradients,
-            enter=self._enter_compiled,
-            leaving_root=self._leaving_root,
-            end_batch=self._end_batch,
-            open_direct=self._open_direct,
-        )
-        self._compiled = CompiledEntry(
-            model,
-            self._guarded(partial(self._batches.given, self._hooks.root)),
-            self._guarded(self._leave_compiled),
-        )
-        self._losses = Losses(
-            self._batches,
-            self._loss_scales,
-            self._recorder,
-            self._hooks,
-            may_wait=lambda: self._settler.check is Check.FRAME,
-        )
+        self._handed = HandedCalls(root, self._running, self._batches, self._recorder, self._gradients, self)
+        self._compiled = CompiledEntry(model, self)
         self._guard = Guard(
             config,
             self._batches,
@@ -155,21 +130,20 @@ class Detector(FailsOpen):
             self._loss_scales,
             self._steps,
             self._hooks,
-            guarded=self._guarded,
-            reductions=lambda: self._collectives.reductions,
+            self._collectives,
+            self,
         )
         self._fingerprints = FingerprintTaker(
             model,
             0 if count_all else config.fingerprints,
             self._steps,
             self._collectives,
-            guard=self._guarded,
-            modules=lambda: self._hooks.modules,
+            guard=self.guarded,
+            modules=self._hooks,
             send=observer.on_fingerprint,
             notify=observer.on_notice,
         )
-        self.look_back = self._guarded(lambda error: None if self._off else self._guard.look_back(error))
-        self._backwards = BackwardWatch(self._guarded(self._backward_begins), self._guarded(self._backward_ends))
+        self._backwards = BackwardWatch(self)
         self._inside = 0
 
     @property
@@ -213,8 +187,8 @@ class Detector(FailsOpen):
         self._off, self._stop = True, None
         try:
             if not self.fault:  # first, as a batch may be run again with its hooks
-                self._guarded(partial(self._batches.settle, wait=True))()
-                self._guarded(partial(self._fingerprints.flush, wait=True))()
+                self.guarded(partial(self._batches.settle, wait=True))()
+                self.guarded(partial(self._fingerprints.flush, wait=True))()
         except TrainingAborted:
             log.debug("a trip was found as the watch was closed")
         finally:
@@ -244,12 +218,34 @@ class Detector(FailsOpen):
     def mark(self, tensor: Tensor, label: str) -> None:
         """Records a tensor that the user marked, as a frame of its own under the name of the running module."""
         if not passed_again(label, ((), {}, tensor)):
-            self._guarded(self._mark)(tensor, label, self._hooks.running())
+            self.guarded(self._mark)(tensor, label, self._hooks.running())
 
     # --- forward ------------------------------------------------------------------------------------------------------
 
     def _wake(self) -> None:
         self._hooks.wake()
+
+    def root_ended(self) -> None:
+        """The outermost forward of the root has ended, however it did."""
+        self._wake()
+
+    def root_interrupted(self) -> None:
+        """It has ended without a call of its last hook."""
+        self._batches.interrupted(is_judged=not self._off)
+
+    def wrapped(self, wrapper: nn.Module, module: nn.Module) -> None:
+        """``torch.compile`` wraps a module."""
+        self._compiled.wrapped(wrapper, module)
+
+    def released(self, number: int) -> None:
+        """A module is no part of the model any more."""
+        self._recorder.release(number)
+
+    def _take_handed(self, calls: Calls, numbers: Numbers) -> None:
+        self._handed.take(calls, numbers)
+
+    def _compiled_given(self, args: Any, kwargs: Any) -> None:
+        self._batches.given(self._hooks.root, args, kwargs)
 
     def _enter(self, named: NamedModule, args: Any, kwargs: Any) -> None:
         if self._running.is_recomputing():
@@ -280,7 +276,7 @@ class Detector(FailsOpen):
     def _leave_alone(self, named: NamedModule, args: Any, kwargs: Any, output: Any) -> None:
         """A module was called directly, between two batches."""
         self._settler.raise_waiting()
-        is_first = self._open_direct(torch.is_grad_enabled())
+        is_first = self.open_direct(torch.is_grad_enabled())
         batch = self._life.of_forward
         if not batch.is_sure:
             self._losses.returned(backward.mark_outputs(output, partial(self._reached, batch.part, None)))
@@ -310,16 +306,16 @@ class Detector(FailsOpen):
             return
         self._settler.raise_waiting()
         batch = self._life.current
-        with self._leaving_root() as ends_batch, batch.holding((args, kwargs) if ends_batch else None):
+        with self.leaving_root() as ends_batch, batch.holding((args, kwargs) if ends_batch else None):
             if not batch.is_full:
                 args, kwargs = (), {}
             self._call(named, args, kwargs, output)
             if ends_batch:
                 self._losses.returned(self._guard.mark(batch.part, batch.entry, output, self._reached))
-                self._end_batch()
+                self.end_batch()
 
     @contextmanager
-    def _leaving_root(self) -> Iterator[bool]:
+    def leaving_root(self) -> Iterator[bool]:
         """A root forward ends. The outermost one ends the batch, even if judging it raises; yields whether this is it."""
         with self._running.leaving() as is_outermost:
             if is_outermost:
@@ -332,7 +328,7 @@ class Detector(FailsOpen):
                 if is_outermost:
                     self._batches.leave()
 
-    def _enter_compiled(self, is_training: bool, has_gradients: bool) -> None:
+    def enter_compiled(self, is_training: bool, has_gradients: bool) -> None:
         if self._running.depth and self._life.current.is_compiled:
             self._raised()  # no hook may have been called when a graph raised: the next graph that begins shows it
         if self._running.enter(is_compiled=True):
@@ -342,7 +338,7 @@ class Detector(FailsOpen):
                 self._compiled.look_again()
             self._fingerprints.forward_begins(self._life.current)
 
-    def _leave_compiled(self, output: Any) -> None:
+    def _compiled_returned(self, output: Any) -> None:
         """A compiled root has returned, or, with output None, may have raised."""
         if output is None and self._running.is_here() and self._running.is_raising():
             self._raised()
@@ -371,7 +367,7 @@ class Detector(FailsOpen):
             self._batches.open(origin)
             self._look_at_model()
 
-    def _open_direct(self, has_gradients: bool) -> bool:
+    def open_direct(self, has_gradients: bool) -> bool:
         """A module was called directly. Returns whether this call is the first one of a batch without a root forward."""
         origin = BatchOrigin.of_calls(self.root.training)
         if self._count_all:
@@ -397,7 +393,7 @@ class Detector(FailsOpen):
         self._loss_scales.poll()
         self._tune()
 
-    def _end_batch(self) -> None:
+    def end_batch(self) -> None:
         self._batches.end()
         self._fingerprints.root_ends()
         self._check_limit(self._life.current)
@@ -475,6 +471,12 @@ class Detector(FailsOpen):
             return after_closure(args, kwargs, partial(self._before_update, optimizer))
         self._before_update(optimizer)
         return None
+
+    def _guard_before_update(self, optimizer: Optimizer) -> None:
+        self._guard.before_step(optimizer)
+
+    def _look_back(self, error: BaseException) -> TrainingAborted | None:
+        return None if self._off else self._guard.look_back(error)
 
     def _before_update(self, optimizer: Optimizer) -> None:
         self._guard_update(optimizer)

@@ -10,8 +10,12 @@ from functools import wraps
 from threading import get_ident
 from typing import Any, Protocol
 
+from torch import nn
+
 from ..errors import TrainingAborted
+from ..judge.lifecycle import Life
 from ..judge.observer import Observer
+from ..rerun.careful import is_run_again
 from ..shared.types.fingerprint import Fingerprint, FingerprintTable
 from ..touch.stack import outwards
 
@@ -34,18 +38,17 @@ class FailsOpen:
 
     Args:
         stop: see ``watch``.
-        on_fault: called with the first error.
-        batch: returns the number of the batch that runs, or ran last.
-        runs_again: whether the thread that runs a hook runs a forward again, which may wait for other threads. It changes no
-            batch.
+        observer: is told of the first error.
+        life: the batches, of which one runs.
+        root: the watched module. A thread that runs its forward again may wait for other threads; it changes no batch.
     """
 
     def __init__(
         self,
         stop: Callable[[TrainingAborted], None] | None,
-        on_fault: Callable[[str], None],
-        batch: Callable[[], int],
-        runs_again: Callable[[], bool],
+        observer: DetectorObserver,
+        life: Life,
+        root: nn.Module,
     ) -> None:
         self.abort: Callable[[], TrainingAborted | None] | None = None
         """Stops the training: the next hook for which it returns an exception raises that."""
@@ -54,9 +57,9 @@ class FailsOpen:
         self._off = False
         self._stop = stop
         self._is_stopping = False
-        self._on_fault = on_fault
-        self._batch = batch
-        self._runs_again = runs_again
+        self._observer = observer
+        self._life = life
+        self._root = root
         self._inside = get_ident()
         """The thread that runs a hook; before the first one, the thread that makes the detector, until all of it is there."""
 
@@ -70,9 +73,9 @@ class FailsOpen:
 
     def _hook(self, body: Callable[..., Any]) -> Callable[..., Any]:
         """``body`` as a hook: it raises a pending abort first, and does nothing once the detector is off."""
-        return self._guarded(body, obeys=True)
+        return self.guarded(body, obeys=True)
 
-    def _guarded(self, body: Callable[..., Any], obeys: bool = False) -> Callable[..., Any]:
+    def guarded(self, body: Callable[..., Any], obeys: bool = False) -> Callable[..., Any]:
         """``body``, but an error in it only switches the detector off. ``obeys``: as ``_hook``; one call less per frame.
 
         Another thread may call the model at any moment: in all hooks there is one thread at a time. This is no lock, which an
@@ -82,7 +85,7 @@ class FailsOpen:
         @wraps(body)
         def hook(*args: Any) -> Any:
             here = get_ident()
-            while (before := self._inside) and before != here and not self._runs_again():
+            while (before := self._inside) and before != here and not is_run_again(self._root):
                 if not self._await_turn():
                     return None
             try:
@@ -106,9 +109,9 @@ class FailsOpen:
         return hook
 
     def _await_turn(self) -> bool:
-        """Waits until no other thread runs a hook; returns False if that may take long. It polls: see ``_guarded``."""
+        """Waits until no other thread runs a hook; returns False if that may take long. It polls: see ``guarded``."""
         until = time.monotonic() + MAX_WAIT
-        while (inside := self._inside) and not self._runs_again():
+        while (inside := self._inside) and not is_run_again(self._root):
             if time.monotonic() <= until:
                 time.sleep(0.0001)
             elif _runs_hook(inside):
@@ -120,9 +123,9 @@ class FailsOpen:
     def _switch_off(self, error: Exception) -> str:
         """Returns what happened, in words; the collector is told of the first error."""
         self._off, is_first = True, not self.fault
-        self.fault = f"switched itself off in batch {self._batch()} by an error of its own: {error!r}"
+        self.fault = f"switched itself off in batch {self._life.position.batch} by an error of its own: {error!r}"
         if is_first:
-            self._on_fault(self.fault)
+            self._observer.on_fault(self.fault)
         return self.fault
 
     def _ask_to_stop(self, stop: Callable[[TrainingAborted], None], error: TrainingAborted) -> None:

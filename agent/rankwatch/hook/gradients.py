@@ -9,13 +9,14 @@ from typing import Any
 import torch
 
 from ..judge.batch import BatchInProgress, BatchPart
-from ..judge.health import is_looked_at
-from ..measure.modules import NamedModule
+from ..measure.collectives import Collectives
+from ..measure.modules import Modules, NamedModule
 from ..measure.recorder import Recorder
 from ..measure.tape import Cell
 from ..shared.types.frame import Phase, ReadingSpec
 from .backward import CallGradients, Hook, ParameterGradients
 from .batches import Batches
+from .loss import Losses
 from .reduced import ReducedGradients
 
 
@@ -23,10 +24,8 @@ class Gradients:
     """Measures the gradients of one model, until ``remove``. Without ``is_on`` it does nothing.
 
     Args:
-        modules: returns the watched modules.
-        reductions: returns the number of reductions that were called from Python.
+        model: the modules of the model.
         reach: called with a part when a backward has reached what its forward returned.
-        take_loss: called when a backward has reached the model.
     """
 
     def __init__(
@@ -35,29 +34,21 @@ class Gradients:
         batches: Batches,
         recorder: Recorder,
         hook: Hook,
-        *,
-        modules: Callable[[], list[NamedModule]],
-        reductions: Callable[[], int],
         reach: Callable[[BatchPart], None],
-        take_loss: Callable[[], None],
+        *,
+        model: Modules,
+        collectives: Collectives,
+        losses: Losses,
     ) -> None:
         self._is_on = is_on
         self._batches = batches
         self._recorder = recorder
-        self._modules = modules
+        self._model = model
         self._reach = reach
-        self._take_loss = take_loss
+        self._losses = losses
         self._calls = CallGradients(recorder.cell, hook)
-        self._parameters = ParameterGradients(
-            recorder.cell,
-            recorder.share_of_zeros,
-            self._add,
-            hook,
-            lambda: is_looked_at(batches.life.of_backward.position.batch),
-        )
-        self._reduced = ReducedGradients(
-            recorder, self._add, modules=modules, was_measured=self._parameters.was_measured, reductions=reductions
-        )
+        self._parameters = ParameterGradients(recorder, self._add, hook, batches.life)
+        self._reduced = ReducedGradients(recorder, self._add, model, self._parameters, collectives)
 
     def remove(self) -> None:
         self._parameters.remove()
@@ -85,14 +76,14 @@ class Gradients:
         batch = self._batches.life.of_backward
         if self._is_on and batch.is_streamed and batch.is_full:
             self._reduced.before_step()
-            self._parameters.sweep(self._modules())
+            self._parameters.sweep(self._model.watched)
 
     def _add_call(self, part: BatchPart, named: NamedModule, rows: tuple[ReadingSpec, ...], cells: list[Cell]) -> None:
         self._reach(part)
         self._add(named, rows, cells)
 
     def _add(self, named: NamedModule, rows: tuple[ReadingSpec, ...], cells: list[Cell]) -> None:
-        self._take_loss()
+        self._losses.take()
         batch = self._batches.life.of_backward
         if batch.is_full:
             self._batches.add_backward(self._recorder.cells(batch.position, named, Phase.BACKWARD, rows, cells))

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from itertools import chain, count
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -30,59 +30,55 @@ log = logging.getLogger(__name__)
 RARELY = 16
 """Forwards between two looks at the modules, where only the root is measured."""
 
-Guard = Callable[[Callable[..., None]], Callable[..., None]]
-"""Makes a hook that catches the errors of its body, so that they do not stop the training."""
+
+class HookCalls(Protocol):
+    """What hooks call. Each catches the errors of its body, so that they do not stop the training.
+
+    For the root: ``enter(named, args, kwargs)`` and ``leave_root(named, args, kwargs, output)``, with output None if its
+    forward raised. For each other watched module: ``leave(named, args, kwargs, output)``. In a compiled model:
+    ``handed(calls, numbers)`` instead (see ``traced``). Around optimizer steps: ``before_step`` and ``after_step``, as torch
+    calls them. Where ``torch.compile`` wraps a module: ``wrapped(wrapper, module)``. When a module is no part of the model any
+    more: ``released(number)``, with the number that it had. ``guarded`` makes such a function of a body.
+    """
+
+    enter: Callable[..., None]
+    leave: Callable[..., None]
+    leave_root: Callable[..., None]
+    handed: Callable[..., None]
+    before_step: Callable[..., Any]
+    after_step: Callable[..., None]
+
+    def wrapped(self, wrapper: nn.Module, module: nn.Module) -> None: ...
+    def released(self, number: int) -> None: ...
+    def guarded(self, body: Callable[..., Any]) -> Callable[..., Any]: ...
 
 
 class Hooks:
-    """Calls ``enter`` and ``leave`` around forwards of the model, ``before_step`` and ``after_step`` around optimizer steps.
+    """Puts hooks on the modules of a model that call ``calls``: on the root, and on each module with a name that fits one of
+    ``patterns`` (none: all modules).
 
-    For the root: ``enter(named, args, kwargs)`` and ``leave_root(named, args, kwargs, output)``, with output None if its
-    forward raised. For each other module with a name that fits one of ``patterns`` (none: all modules):
-    ``leave(named, args, kwargs, output)``. In a compiled model: ``handed(calls, numbers)`` instead (see ``traced``).
-    Where ``torch.compile`` wraps a module: ``wrapped(wrapper, module)``.
-    When a module is no part of the model any more: ``released(number)``, with the number that it had.
     In a deep copy or pickle of the model, the hooks do nothing.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        guard: Guard,
-        *,
-        patterns: tuple[str, ...],
-        enter: Callable[..., None],
-        leave: Callable[..., None],
-        leave_root: Callable[..., None],
-        handed: Callable[..., None],
-        before_step: Callable[..., Any],
-        after_step: Callable[..., None],
-        wrapped: Callable[[nn.Module, nn.Module], None],
-        released: Callable[[int], None],
-    ) -> None:
+    def __init__(self, model: nn.Module, calls: HookCalls, patterns: tuple[str, ...]) -> None:
         self.root = unwrap(model)
         self._patterns = patterns
-        self._enter = enter
-        self._leave = leave
-        self._leave_root = leave_root
-        self._wrapped = wrapped
-        self._released = released
+        self._calls = calls
         self._numbers = count()
         self._children: list[int] = []
         """The modules right under those of the model, by ``id``, when they were last looked at."""
-        self._on_handed = handed
         self._is_compiled = False
         """Whether compiled graphs hand over readings, since the hooks last changed."""
         self._graphs_before = joined.graphs
         self._known: dict[int, NamedModule] = {}
         self._handles: dict[int, list[RemovableHandle]] = {}
-        self._calls = 0
+        self._looks = 0
         self._watched_tables: list[tuple[dict[int, Any], int]] | None = None
         """The tables of hooks of the watched modules below the root, with the key of ours; None: to be looked at."""
         self._resting: list[tuple[Any, int, Any]] = []
         """The tables that a hook was taken from, with its key, and the hook."""
         # torch keeps these three for the whole process: with strong references, the model would never be freed.
-        self._global = [guard(self._on_module_added), before_step, after_step]
+        self._global = [calls.guarded(self._on_module_added), calls.before_step, calls.after_step]
         added, before, after = map(_weakly, self._global)
         self._global_handles = [
             register_module_module_registration_hook(added),
@@ -151,8 +147,8 @@ class Hooks:
 
         ``rarely``: looks only once in so many calls.
         """
-        self._calls += 1
-        if rarely and self._calls % RARELY:
+        self._looks += 1
+        if rarely and self._looks % RARELY:
             return
         children = self._now()
         if self._known and children == self._children:
@@ -213,7 +209,7 @@ class Hooks:
 
     def _handed(self, calls: traced.Calls, numbers: traced.Numbers) -> None:
         self._is_compiled = True
-        self._on_handed(calls, numbers)
+        self._calls.handed(calls, numbers)
 
     def _learn(self, modules: dict[int, NamedModule]) -> None:
         for key, named in modules.items():
@@ -232,11 +228,11 @@ class Hooks:
         self._watched_tables = None
         _remove(self._handles.pop(key, []))
         named = self._known.pop(key)
-        self._released(named.number)
+        self._calls.released(named.number)
         named.module = _GONE
 
     def _rename(self, named: NamedModule, names: list[str]) -> None:
-        self._released(named.number)
+        self._calls.released(named.number)
         named.number, named.names = next(self._numbers), list(names)
 
     def _let_go(self, replaced: nn.Module, child: nn.Module | None, path: str) -> None:
@@ -257,17 +253,17 @@ class Hooks:
             _remove(self._handles.pop(key, []))
         elif key not in self._handles:
             self._watched_tables = None
-            leave = _Leave(named, self._leave_root if is_root else self._leave, self._handed)
+            leave = _Leave(named, self._calls.leave_root if is_root else self._calls.leave, self._handed)
             # Only the root's hook is called after a forward that raised: it closes the batch.
             handles = [module.register_forward_hook(leave, with_kwargs=True, always_call=is_root)]
             if is_root:
-                enter = _Enter(named, self._enter, self._handed)
+                enter = _Enter(named, self._calls.enter, self._handed)
                 handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
             self._handles[key] = handles
 
     def _on_module_added(self, parent: nn.Module, name: str, child: nn.Module | None) -> None:
         if name == "_orig_mod" and child is not None:
-            self._wrapped(parent, child)
+            self._calls.wrapped(parent, child)
         named = self._known.get(id(parent))
         if named is None:
             return

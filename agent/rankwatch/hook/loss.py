@@ -7,15 +7,17 @@ import math
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from ..judge.batch import BatchPart
+from ..judge.settler import Settler
 from ..measure.recorder import Recorder
 from ..rerun.loss_graph import LossOrigin, Outputs, origin_after_backward, origin_of_loss, steep_operators
 from ..shared.types.frame import Kind
+from ..shared.types.tuning import Check
 from ..touch.patched import patch, remove_our_frame
 from ..touch.torch_private import never_compile
 from ..touch.unseen import quietly
@@ -31,17 +33,25 @@ MAX_LOOKS = 16
 _watches: weakref.WeakSet[BackwardWatch] = weakref.WeakSet()
 
 
+class BackwardListener(Protocol):
+    """See ``BackwardWatch``."""
+
+    @property
+    def backward_begins(self) -> Callable[[Any, Any], None]: ...
+    @property
+    def backward_ends(self) -> Callable[[bool], None]: ...
+
+
 class BackwardWatch:
     """Sees every backward of the process, except one that is a part of a running backward, as in reentrant checkpointing.
 
     Args:
-        begin: called before the backward, with what ``torch.autograd.backward`` was given: see ``losses_of``.
-        end: called after the backward, with whether it returned; if not, it raised.
+        listener: ``backward_begins`` is called before the backward, with what ``torch.autograd.backward`` was given, see
+            ``losses_of``; ``backward_ends`` after it, with whether it returned: if not, it raised.
     """
 
-    def __init__(self, begin: Callable[[Any, Any], None], end: Callable[[bool], None]) -> None:
-        self.begin = begin
-        self.end = end
+    def __init__(self, listener: BackwardListener) -> None:
+        self.listener = listener
         patch(torch.autograd, "backward", _observed)
         _watches.add(self)
 
@@ -53,12 +63,10 @@ class Losses:
     """The losses of one model: of the backwards that reach what it returned, or a parameter of it.
 
     Args:
-        may_wait: tells whether to wait for the number of a loss on a device.
+        settler: where it judges each frame at once, the number of a loss on a device is waited for.
     """
 
-    def __init__(
-        self, batches: Batches, scales: LossScales, recorder: Recorder, hooks: Hooks, *, may_wait: Callable[[], bool]
-    ) -> None:
+    def __init__(self, batches: Batches, scales: LossScales, recorder: Recorder, hooks: Hooks, settler: Settler) -> None:
         self._batches = batches
         self._scales = scales
         self._recorder = recorder
@@ -68,7 +76,7 @@ class Losses:
         """The thread of the backward that runs."""
         self._before: list[tuple[int, int] | None] | None = None
         """Of each parameter, what shows that a backward adds to its gradient; None: another thread's backward runs."""
-        self._may_wait = may_wait
+        self._settler = settler
         self._outputs = Outputs()
         self._origin: LossOrigin | None = None
         """Where the first bad one of the losses came from."""
@@ -96,7 +104,7 @@ class Losses:
     def _look(self, losses: list[Tensor]) -> LossOrigin | None:
         """The backward frees what autograd has saved: before it, the graph of a bad loss tells where it came from."""
         plain = [loss for loss in losses if type(loss) is Tensor and loss.numel() == 1 and not loss.is_meta]
-        if not all(loss.device.type == "cpu" or self._may_wait() for loss in plain):
+        if not all(loss.device.type == "cpu" or self._settler.check is Check.FRAME for loss in plain):
             return LossOrigin(later=functools.partial(origin_after_backward, weakref.ref(plain[0]), self._outputs))
         try:
             bad = next((loss for loss in plain if not math.isfinite(abs(loss.item()))), None)
@@ -175,7 +183,7 @@ def _observed(original: Callable[..., Any]) -> Callable[..., Any]:
         has_returned = False
         try:
             for watch in watches:
-                quietly(watch.begin, args, kwargs)
+                quietly(watch.listener.backward_begins, args, kwargs)
             original(*args, **kwargs)
             has_returned = True
         except BaseException as error:
@@ -183,7 +191,7 @@ def _observed(original: Callable[..., Any]) -> Callable[..., Any]:
             raise
         finally:
             for watch in watches:
-                quietly(watch.end, has_returned)
+                quietly(watch.listener.backward_ends, has_returned)
 
     never_compile(observed)
     return observed

@@ -6,43 +6,42 @@ reduces them itself does so between the backward and the optimizer step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import torch.distributed as dist
-from torch import Tensor
 
+from ..measure.collectives import Collectives
 from ..measure.extremes import dtype_name
-from ..measure.modules import NamedModule
+from ..measure.modules import Modules, NamedModule
 from ..measure.recorder import Recorder
 from ..measure.weights import mark_shard
 from ..shared.types.frame import REDUCED, Kind, ReadingSpec
 from ..touch.torch_private import active_ddp
-from .backward import EmitFor
+from .backward import EmitFor, ParameterGradients
 
 
 class ReducedGradients:
     """Measures gradients that were measured before they were reduced; only then can the two be compared.
 
     Args:
-        modules: returns the watched modules.
-        was_measured: whether a parameter's gradient was measured as it came.
-        reductions: returns the number of reductions that were called from Python.
+        model: the modules of the model.
+        parameters: know whether a parameter's gradient was measured as it came.
+        collectives: count the reductions that were called from Python.
     """
 
     def __init__(
         self,
         recorder: Recorder,
         emit: EmitFor,
-        *,
-        modules: Callable[[], list[NamedModule]],
-        was_measured: Callable[[Tensor], bool],
-        reductions: Callable[[], int],
+        model: Modules,
+        parameters: ParameterGradients,
+        collectives: Collectives,
     ) -> None:
         self._recorder = recorder
         self._emit = emit
-        self._modules = modules
-        self._was_measured = was_measured
-        self._reductions = reductions
+        self._model = model
+        self._parameters = parameters
+        self._collectives = collectives
         self._count = 0
         self._is_reduced_by_ddp = False
 
@@ -51,14 +50,14 @@ class ReducedGradients:
         self._is_reduced_by_ddp = ddp is not None and ddp.require_backward_grad_sync and dist.get_world_size() > 1
 
     def backward_ends(self) -> None:
-        self._count = self._reductions()
+        self._count = self._collectives.reductions
         if self._is_reduced_by_ddp:
-            self._measure(reversed(self._modules()))
+            self._measure(reversed(self._model.watched))
 
     def before_step(self) -> None:
-        if self._reductions() != self._count:
-            self._count = self._reductions()
-            self._measure(reversed(self._modules()))
+        if self._collectives.reductions != self._count:
+            self._count = self._collectives.reductions
+            self._measure(reversed(self._model.watched))
 
     def _measure(self, modules: Iterable[NamedModule]) -> None:
         self._recorder.forget()  # DDP and collectives do not change a version
@@ -69,7 +68,7 @@ class ReducedGradients:
                     value.grad,
                 )
                 for name, value in named.module._parameters.items()
-                if value is not None and value.grad is not None and self._was_measured(value)
+                if value is not None and value.grad is not None and self._parameters.was_measured(value)
             ]
             if found:
                 rows = tuple([row for row, _ in found])

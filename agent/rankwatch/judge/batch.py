@@ -103,6 +103,11 @@ class Gate(Flag):
     BACKWARD = auto()
 
 
+def no_norm() -> float:
+    """The norm of gradients where none was taken."""
+    return NO_NORM
+
+
 class LossScaling(NamedTuple):
     """The loss scale of a backward. ``absorbs``: a loss scaler is expected to deal with its non-finite gradients.
 
@@ -152,7 +157,7 @@ class BatchInProgress:
         """Describes the operators of its loss that may have an infinite slope."""
         self.root_call: tuple[Any, Any] | None = None
         """The args and kwargs of the root, as it leaves."""
-        self.norm: Callable[[], float] = lambda: NO_NORM
+        self.norm: Callable[[], float] = no_norm
         """The norm of the gradients of the last optimizer step before it."""
         self.scaling: LossScaling | None = None
         """The loss scaling when its backward began; None: it has not begun."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -25,6 +24,7 @@ from ..rerun.limit import Limit
 from ..shared.types.frame import Kind, Phase, Position
 from ..touch.torch_private import without_modes
 from .batch import BatchInProgress
+from .optimizer_steps import OptimizerSteps
 from .policy import Judge
 
 log = logging.getLogger(__name__)
@@ -43,16 +43,9 @@ class RunAgain(NamedTuple):
 
 
 class UnmeasuredBatchRerun:
-    """Runs forwards again of which only the root was measured.
+    """Runs forwards again of which only the root was measured."""
 
-    Args:
-        steps: returns the number of optimizer steps done.
-        model: returns the modules of the model.
-    """
-
-    def __init__(
-        self, recorder: Recorder, tape: Tape, sweep: Sweep, steps: Callable[[], int], model: Callable[[], Modules]
-    ) -> None:
+    def __init__(self, recorder: Recorder, tape: Tape, sweep: Sweep, steps: OptimizerSteps, model: Modules) -> None:
         self._recorder = recorder
         self._tape = tape
         self._sweep = sweep
@@ -76,7 +69,7 @@ class UnmeasuredBatchRerun:
         if why := forward.refusal:
             log.debug("the forward of batch %d is not run again: %s", batch.began.batch, why)
             return None
-        self._sweep.look(batch.began.batch, self._steps())  # weights that have gone bad are measured anew
+        self._sweep.look(batch.began.batch, self._steps.done)  # weights that have gone bad are measured anew
         limit = Limit(time.monotonic() + MAX_SECONDS)
         found = self._run(forward, batch.began, judge, limit, grad=entry.has_gradients)
         if found is None and entry.has_gradients:  # there may be no memory for a second graph
@@ -84,7 +77,7 @@ class UnmeasuredBatchRerun:
         return found
 
     def _run(self, forward: Forward, began: Position, judge: Judge, limit: Limit, *, grad: bool) -> RunAgain | None:
-        named = {id(one.module): one for one in self._model().awake()}
+        named = {id(one.module): one for one in self._model.awake()}
         if id(forward.module) not in named:
             return None
         mode = Careful([*forward.module.buffers()], limit)
@@ -99,7 +92,7 @@ class UnmeasuredBatchRerun:
             with without_modes():
                 at = began._replace(frame=began.frame + len(frames))
                 if isinstance(key, str):
-                    frame = self._recorder.values(at, self._model().running(), [(Kind.MARKED, key, call[-1])])
+                    frame = self._recorder.values(at, self._model.running(), [(Kind.MARKED, key, call[-1])])
                 elif id(key) in named:
                     frame = self._recorder.call(at, named[id(key)], Phase.FORWARD, *call)
                 else:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from ..measure.modules import Modules, NamedModule, class_name
 from ..measure.recorder import Call, PendingFrame, Recorder, WeightReading
-from ..measure.shards import Key, is_bad
+from ..measure.shards import is_bad
+from ..measure.sweep import Sweep
 from ..rerun.backward_rerun import FROM_THE_LOSS, origin_of_gradient
 from ..rerun.careful import runs_compiled, tensors
 from ..rerun.close_up_runs import NOTHING, Subject
@@ -24,6 +25,7 @@ from ..shared.types.frame import REDUCED, SHARD, Kind, Phase, ReadingSpec, State
 from ..shared.types.trip import BadWeight, Operator
 from ..touch.torch_private import NORMS_WITH_STATISTICS
 from .batch import BatchPart
+from .optimizer_steps import OptimizerSteps
 
 MAX_WEIGHTS = 16
 """Bad weights in a trip. In a model whose weights are all nan, the first ones say enough."""
@@ -50,19 +52,18 @@ class Evidence:
     """The evidence of one rank.
 
     Args:
-        steps: returns the number of optimizer steps done.
-        model: returns the modules of the model.
-        shards: returns this rank's own values of sharded parameters.
+        model: the modules of the model.
+        sweep: has this rank's own values of sharded parameters.
     """
 
     def __init__(
         self,
         recorder: Recorder,
-        steps: Callable[[], int],
-        model: Callable[[], Modules],
-        shards: Callable[[], Mapping[Key, Tensor]],
+        steps: OptimizerSteps,
+        model: Modules,
+        sweep: Sweep,
     ) -> None:
-        self._shards = shards
+        self._sweep = sweep
         self._uncalled: list[NamedModule] | None = None
         self._recorder = recorder
         self._steps = steps
@@ -77,7 +78,7 @@ class Evidence:
         if not part.batch.is_full or not part.batch.is_streamed:
             return
         if self._uncalled is None:
-            uncalled = [named for named in self._model().watched if not self._recorder.was_called(named)]
+            uncalled = [named for named in self._model.watched if not self._recorder.was_called(named)]
             self._uncalled = self._recorder.look_at(uncalled)
         else:
             self._recorder.look_at(self._uncalled)
@@ -121,7 +122,7 @@ class Evidence:
         if kind is Kind.LOSS:
             repeated = Repeated(*_of_loss(part))
         weights: tuple[BadWeight, ...] = ()
-        if frame.step == self._steps():  # an optimizer step would have changed them since
+        if frame.step == self._steps.done:  # an optimizer step would have changed them since
             weights = tuple(self._bad_weights(frame, repeated))[:MAX_WEIGHTS]
         root = part.batch.root_inputs
         module = frame.spec.module
@@ -166,8 +167,8 @@ class Evidence:
     def _bad_weights(self, frame: PendingFrame, repeated: Repeated) -> Iterator[BadWeight]:
         """The bad weights of the frame's module and of all others, those nearest to it first."""
         given = repeated.given
-        shards = self._shards()
-        ordered = _nearest_first(frame.named, list(self._model().modules))
+        shards = self._sweep.shards()
+        ordered = _nearest_first(frame.named, list(self._model.modules))
         found = [one for one in self._recorder.bad_weights(ordered) if _counts(one, given)]
         for one in sorted(found, key=lambda one: not _is_same(one.value, given)):
             name, module = one.named.names[0], one.named.module

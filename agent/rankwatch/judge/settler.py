@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -34,6 +33,7 @@ from .evidence import Evidence
 from .health import Health
 from .lifecycle import Life
 from .observer import BadReading, FoundTrip, Observer, announce
+from .optimizer_steps import OptimizerSteps
 from .policy import Judge
 
 log = logging.getLogger(__name__)
@@ -59,9 +59,8 @@ class Settler:
     Args:
         life: the lives of the batches, which say what is judged late.
         check: the default, used if the configuration has none.
-        awaits_step: returns whether an optimizer step will wait for the device, so that numbers may be read with it.
-        steps: returns the number of optimizer steps done.
-        model: returns the modules of the model.
+        steps: the optimizer steps; where a step will wait for the device, numbers may be read with it.
+        model: the modules of the model.
     """
 
     def __init__(
@@ -75,9 +74,8 @@ class Settler:
         observer: Observer,
         *,
         judge_traced: bool,
-        awaits_step: Callable[[], bool],
-        steps: Callable[[], int],
-        model: Callable[[], Modules],
+        steps: OptimizerSteps,
+        model: Modules,
     ) -> None:
         self._life = life
         self.check = config.check or check
@@ -93,11 +91,11 @@ class Settler:
         self._judge_traced = judge_traced
         self._gradients = config.gradients
         self._closeup = config.closeup
-        self._awaits_step = awaits_step
+        self._guards = config.guard and self._trips
         self._model = model
         self._steps = steps
         self._between = UnmeasuredBatchRerun(recorder, tape, sweep, steps, model)
-        self._evidence = Evidence(recorder, steps, model, sweep.shards)
+        self._evidence = Evidence(recorder, steps, model, sweep)
         self._raised = 0  # forwards that were run again as they had raised
         self._tables = Tables()
         self._health = Health()
@@ -117,7 +115,7 @@ class Settler:
         found = self._find(frame, part, call)
         if found is None:
             return
-        announce(found, self._observer, self._model().modules)
+        announce(found, self._observer, self._model.modules)
         if frame.spec.readings[0].kind is Kind.MARKED:
             self._wait_with(self.waiting or found)  # detect_overflow returns to its caller, and the next hook raises
         else:
@@ -178,7 +176,7 @@ class Settler:
         """A gradient is bad in a batch in which only the root was measured: its forward is run again, measured and judged."""
         found = self._find_again(BatchPart(batch), entry)
         if found is not None:
-            announce(found, self._observer, self._model().modules)
+            announce(found, self._observer, self._model.modules)
             raise self._observer.on_trip(found.trip, found.bad_readings)
 
     def expect_no_loss(self) -> None:
@@ -220,7 +218,7 @@ class Settler:
     @property
     def _may_be_late(self) -> bool:
         """Whether the numbers of a device are judged before the next step, not at once: so the host waits once for all."""
-        return self.check is Check.BATCH and self._awaits_step()
+        return self.check is Check.BATCH and self._guards and self._steps.done > 0
 
     def _settle_pending(self, *, wait: bool) -> None:
         if wait and self._pending:
@@ -233,7 +231,7 @@ class Settler:
 
     def _close(self, part: BatchPart) -> None:
         is_forward = bool(part.frames) and part.frames[0].spec.phase is Phase.FORWARD
-        part.close(memory_of_tensors(self._model().root) if is_forward else 0)
+        part.close(memory_of_tensors(self._model.root) if is_forward else 0)
 
     def release(self, part: BatchPart) -> None:
         """A backward has reached the part: it is sent now, or as soon as it is judged."""
@@ -261,7 +259,7 @@ class Settler:
         self._wait_with(None)
         is_late = self._life.is_late(part)
         was_full = batch.is_full
-        is_seen = was_full and not self._model().may_be_compiled  # a graph hands over at its end what was measured in it
+        is_seen = was_full and not self._model.may_be_compiled  # a graph hands over at its end what was measured in it
         runs_again &= self._trips and batch.is_streamed and not is_seen
         if found is None and runs_again and self._raised < MAX_RAISED:
             self._raised, is_late, batch.is_full = self._raised + 1, True, False
@@ -269,7 +267,7 @@ class Settler:
             batch.is_full |= was_full  # a forward that comes next may belong to the same batch
         if found is not None and is_late:
             # The user's exception goes on; the trip counts all the same.
-            announce(found, self._observer, self._model().modules)
+            announce(found, self._observer, self._model.modules)
         self._judged(part)
 
     def drop_interrupted(self) -> None:
@@ -312,7 +310,7 @@ class Settler:
         found = self._judge_late(part)
         if found is not None:
             self._trace(part)
-            announce(found, self._observer, self._model().modules)
+            announce(found, self._observer, self._model.modules)
         elif self._has_bad and part.batch.is_full:
             self._evidence.learn(part)
         self._judged(part, has_tripped=found is not None)
@@ -371,7 +369,7 @@ class Settler:
             return None
         batch, kind = part.batch, frame.spec.readings[0].kind
         forward, entry = part.loss_of or part, batch.entry
-        if frame.spec.phase is not Phase.FORWARD or frame.step != self._steps():
+        if frame.spec.phase is not Phase.FORWARD or frame.step != self._steps.done:
             return self._trip_of_call(frame, part, part.values, call)
         if kind is Kind.LOSS and part is forward:  # it did not follow upon its forward, which was sent
             entry = batch.run.entry if batch.run is not None else None
@@ -448,7 +446,7 @@ class Settler:
         scaling = (is_scaled and part.batch.scaling) or LossScaling()
         # Weights are measured only every few forwards. Until the next optimizer step, they are as they were in these frames.
         if frame.spec.phase is not Phase.BACKWARD:
-            self._recorder.refresh([known for known in self._ring if known.step == self._steps()])
+            self._recorder.refresh([known for known in self._ring if known.step == self._steps.done])
             self._tape.read()
         tripping = self.judge.tripping(frame.spec, frame.states)
         if not tripping:  # a weight was bad when it was last measured, and the user has repaired it

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from weakref import ref
 
 import torch
@@ -22,7 +22,7 @@ from torch.nn.parameter import is_lazy
 
 from ..shared.types.frame import Kind, Position
 from .extremes import has_values, local
-from .modules import NamedModule
+from .modules import Modules, NamedModule
 from .norms import SMALL, chunks, joined
 from .recorder import PendingFrame, Recorder
 from .shards import Key, own_shards
@@ -64,7 +64,7 @@ class Sweep:
         modules: the modules to look at.
     """
 
-    def __init__(self, model: nn.Module, recorder: Recorder, modules: Callable[[], Iterable[NamedModule]]) -> None:
+    def __init__(self, model: nn.Module, recorder: Recorder, modules: Modules) -> None:
         self._model = ref(model)
         self._recorder = recorder
         self._modules = modules
@@ -78,7 +78,7 @@ class Sweep:
     def look(self, batch: int, step: int) -> Look | None:
         """Looks at the parameters as a forward of ``batch`` begins, after ``step`` optimizer steps; None: there is no need."""
         self._forwards += 1
-        modules = [named for named in self._modules() if named.number not in self._known]
+        modules = [named for named in self._modules.watched if named.number not in self._known]
         found = [
             (named, name, value)
             for named in modules

@@ -25,7 +25,7 @@ from torch.utils.hooks import RemovableHandle
 from ..judge.batch import BatchInProgress
 from ..judge.optimizer_steps import OptimizerSteps
 from ..measure.collectives import Collectives, Traffic
-from ..measure.modules import NamedModule, unwrap, wrapped_in
+from ..measure.modules import Modules, unwrap, wrapped_in
 from ..shared.types.fingerprint import ALL_ROWS, Fingerprint, FingerprintTable
 from ..shared.types.notice import Notice
 from ..touch.torch_private import active_ddp, comm_hooks_of, has_rpc
@@ -63,7 +63,7 @@ class FingerprintTaker:
     Args:
         every: the number of slots; 0: no fingerprints are taken.
         guard: makes a function that catches the errors of its body.
-        modules: returns the modules of the model.
+        modules: those of the model.
         send: is given each fingerprint, with its table; ``notify``: what this rank finds alone.
     """
 
@@ -75,7 +75,7 @@ class FingerprintTaker:
         collectives: Collectives,
         *,
         guard: Callable[[Callable[..., None]], Callable[..., None]],
-        modules: Callable[[], Sequence[NamedModule]],
+        modules: Modules,
         send: Callable[[FingerprintTable, Fingerprint], None],
         notify: Callable[[Notice], None],
     ) -> None:
@@ -103,7 +103,7 @@ class FingerprintTaker:
         self._exchanges = 0
         self._shares_inputs = False
         self._unmoving = Unmoving(steps, notify)
-        self._ties = Ties(self._root, modules if every else list, notify)
+        self._ties = Ties(self._root, modules if every else None, notify)
         if every:
             watch_joins()
             self._watch_loads()
@@ -191,13 +191,13 @@ class FingerprintTaker:
             traffic = self._collectives.traffic
             before, plan = (
                 plan,
-                Plan(self._root, self._ddp(), self._every, self._modules(), self._ties.names, traffic, signs),
+                Plan(self._root, self._ddp(), self._every, self._modules.modules, self._ties.names, traffic, signs),
             )
             is_new = before is None or plan.table.id != before.table.id
             self._plan = plan
             self._watch_loads()
             self._watch_gathers(plan)
-            self._unmoving.begin(plan.parameters, self._modules(), batch.position.batch)
+            self._unmoving.begin(plan.parameters, self._modules.modules, batch.position.batch)
             self._ties.begin(plan.parameters)
         is_whole = is_new or self._is_loaded or ordinal.number <= ALL_UNTIL
         slot = ALL_ROWS if is_whole else ordinal.number % plan.slots
@@ -218,7 +218,7 @@ class FingerprintTaker:
     def _signs(self) -> Signs:
         ddp = self._ddp()
         return (
-            len(self._modules()),
+            len(self._modules.modules),
             id(ddp),
             len(comm_hooks_of(ddp)),
             world_size(),
@@ -243,7 +243,7 @@ class FingerprintTaker:
     # --- hooks --------------------------------------------------------------------------------------------------------
 
     def _watch_loads(self) -> None:
-        modules = {named.number: named.module for named in self._modules()}
+        modules = {named.number: named.module for named in self._modules.modules}
         for number in self._handles.keys() - modules.keys():  # of modules that were replaced
             self._handles.pop(number).remove()
         for number in modules.keys() - self._handles.keys():

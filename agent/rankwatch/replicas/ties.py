@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from ..measure.modules import NamedModule, class_name
+from ..measure.modules import Modules, NamedModule, class_name
 from ..shared.types.notice import Notice, NoticeKind
 from .lanes import Lanes
 from .meshes import LaidParameter
@@ -25,15 +25,17 @@ class _Pair(NamedTuple):
 class Ties:
     """The names that stand for one parameter, as the watch began or as the model's configuration says."""
 
-    def __init__(
-        self, root: nn.Module, modules: Callable[[], Sequence[NamedModule]], notify: Callable[[Notice], None]
-    ) -> None:
+    def __init__(self, root: nn.Module, modules: Modules | None, notify: Callable[[Notice], None]) -> None:
         self._modules = modules
         self._notify = notify
-        self._groups = [*_shared(modules()), *_configured(root, modules())]
+        self._groups = [*_shared(self._known), *_configured(root, self._known)]
         self._apart: list[_Pair] = []
         self._looks = 0
         self._pending: list[tuple[list[_Pair], Lanes]] = []
+
+    @property
+    def _known(self) -> Sequence[NamedModule]:
+        return self._modules.modules if self._modules is not None else ()
 
     @property
     def names(self) -> list[str]:
@@ -67,7 +69,7 @@ class Ties:
 
     def _say(self, pairs: list[_Pair], lanes: Lanes, step: int, batch: int) -> None:
         values = lanes.pairs()
-        places = {_label(named, name): (named, name) for named in self._modules() for name in named.module._parameters}
+        places = {_label(named, name): (named, name) for named in self._known for name in named.module._parameters}
         for number, pair in enumerate(pairs):
             name = pair.second.row.parameter
             if pair in self._apart and values[2 * number] != values[2 * number + 1] and name in places:

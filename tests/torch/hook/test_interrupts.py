@@ -106,7 +106,7 @@ def test_a_forward_in_another_thread_is_watched_after_an_interruption() -> None:
     assert detector.position.batch == 3
 
 
-@pytest.mark.parametrize("where", ["_open_batch", "_call", "_end_batch"])
+@pytest.mark.parametrize("where", ["_open_batch", "_call", "end_batch"])
 def test_an_interruption_of_our_own_hooks_leaves_nothing_behind(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, _, detector, notebook = interruptible(check="batch")
     train(model, 2)

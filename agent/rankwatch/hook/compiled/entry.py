@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from torch import nn
 
@@ -20,16 +20,25 @@ Given = Callable[[Any, Any], None]
 Returned = Callable[[Any], None]
 
 
+class CompiledListener(Protocol):
+    """See ``CompiledEntry``."""
+
+    @property
+    def compiled_given(self) -> Given: ...
+    @property
+    def compiled_returned(self) -> Returned: ...
+
+
 class CompiledEntry:
-    """Calls ``given(args, kwargs)`` before each forward of a compiled model, and ``returned(output)`` after it: with output None,
-    too, if it has raised.
+    """Calls ``compiled_given(args, kwargs)`` of a listener before each forward of a compiled model, and
+    ``compiled_returned(output)`` after it: with output None, too, if it has raised.
 
     ``torch.compile(model)`` makes a wrapper, which takes hooks. ``model.compile()`` puts a function in place of the call.
     """
 
-    def __init__(self, model: nn.Module, given: Given, returned: Returned) -> None:
-        self._given = given
-        self._returned = returned
+    def __init__(self, model: nn.Module, listener: CompiledListener) -> None:
+        self._given = listener.compiled_given
+        self._returned = listener.compiled_returned
         self._root = unwrap(model)
         self._undo: list[Callable[[], None]] = []
         self._looks = 0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Protocol
 
 from torch import nn
 
@@ -15,14 +15,27 @@ from .joined import BEGINNINGS, GIVEN, TRAIN
 from .traced import Calls, Numbers
 
 
+class Roots(Protocol):
+    """What a forward of the root, or of one of its modules, means for the batches."""
+
+    def enter_compiled(self, is_training: bool, has_gradients: bool) -> None:
+        """A forward of the root begins."""
+
+    def leaving_root(self) -> AbstractContextManager[bool]:
+        """A forward of the root ends; yields whether the batch ends with it: then ``end_batch`` is called within."""
+
+    def end_batch(self) -> None: ...
+
+    def open_direct(self, has_gradients: bool) -> object:
+        """A module was called directly."""
+
+
 class HandedCalls:
     """Takes the calls of hooks that a compiled graph hands over; see ``traced``.
 
     Args:
         root: the watched module.
-        enter: a forward of the root begins, in training mode or not, with gradients or not.
-        leaving_root: a forward of the root ends; yields whether the batch ends with it: then ``end_batch`` is called within.
-        open_direct: a module was called directly, with gradients or not.
+        roots: what the calls of roots and of modules mean; see ``Roots``.
     """
 
     def __init__(
@@ -32,28 +45,21 @@ class HandedCalls:
         batches: Batches,
         recorder: Recorder,
         gradients: Gradients,
-        *,
-        enter: Callable[[bool, bool], None],
-        leaving_root: Callable[[], AbstractContextManager[bool]],
-        end_batch: Callable[[], None],
-        open_direct: Callable[[bool], object],
+        roots: Roots,
     ) -> None:
         self._root = root
         self._running = running
         self._batches = batches
         self._recorder = recorder
         self._gradients = gradients
-        self._enter = enter
-        self._leaving_root = leaving_root
-        self._end_batch = end_batch
-        self._open_direct = open_direct
+        self._roots = roots
 
     def take(self, calls: Calls, numbers: Numbers) -> None:
         if self._running.is_elsewhere():
             return
         event = calls[0][1].event
         if event in BEGINNINGS:
-            self._enter(event == TRAIN, calls[0][1].has_gradients)
+            self._roots.enter_compiled(event == TRAIN, calls[0][1].has_gradients)
             return
         below: list[CompiledCall] = []
         has_gradients = False
@@ -67,15 +73,15 @@ class HandedCalls:
                 if not self._running.depth and (not below or what.has_gradients is not has_gradients):
                     self._add_below(below)
                     below, has_gradients = [], what.has_gradients
-                    self._open_direct(has_gradients)
+                    self._roots.open_direct(has_gradients)
                 below.append(call)
             else:
                 self._add_below(below)
                 below = []
-                with self._leaving_root() as ends_batch:
+                with self._roots.leaving_root() as ends_batch:
                     self._add([call])
                     if ends_batch:
-                        self._end_batch()
+                        self._roots.end_batch()
         self._add_below(below)
 
     def _add_below(self, calls: list[CompiledCall]) -> None:

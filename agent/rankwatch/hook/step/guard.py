@@ -23,6 +23,7 @@ from ...errors import TrainingAborted
 from ...judge.batch import BatchInProgress, BatchPart
 from ...judge.optimizer_steps import OptimizerSteps
 from ...judge.settler import Settler
+from ...measure.collectives import Collectives
 from ...measure.extremes import dtype_name
 from ...measure.modules import NamedModule
 from ...measure.recorder import Call, PendingFrame, Recorder
@@ -38,6 +39,7 @@ from ...shared.types.tuning import Check
 from ...touch.torch_private import active_ddp, without_modes
 from .. import backward
 from ..batches import Batches
+from ..fails_open import FailsOpen
 from ..hooks import Hooks
 from .gradient_look import are_all_bad, have_come, is_bad, is_of_anomaly, norms_of, parameters_of
 from .known_norms import KnownNorms
@@ -64,8 +66,8 @@ class Guard:
     """Guards the weights of one model, until ``remove``.
 
     Args:
-        guarded: makes a function that catches the errors of its body.
-        reductions: returns the number of reductions that were called from Python.
+        doors: catch errors of ours.
+        collectives: count the reductions that were called from Python.
     """
 
     def __init__(
@@ -77,9 +79,8 @@ class Guard:
         scales: LossScales,
         steps: OptimizerSteps,
         hooks: Hooks,
-        *,
-        guarded: Callable[[Callable[..., None]], Callable[..., None]],
-        reductions: Callable[[], int],
+        collectives: Collectives,
+        doors: FailsOpen,
     ) -> None:
         self._guards = config.guard and config.policy is not Policy.OFF
         self._keeps = self._guards or (config.gradients and config.policy is not Policy.OFF)
@@ -89,10 +90,10 @@ class Guard:
         self._scales = scales
         self._steps = steps
         self._hooks = hooks
-        self._reductions = reductions
+        self._collectives = collectives
         self._reduced_before = 0
-        self._known = KnownNorms(guarded)
-        self._calls = backward.CallGradients(self._measured, hook=lambda body: body)
+        self._known = KnownNorms(doors.guarded)
+        self._calls = backward.CallGradients(self._measured, hook=_unguarded)
         self._kept: list[BatchInProgress] = []
         """The batches since the last step, whose backward has come."""
         self._dropped = 0
@@ -166,14 +167,9 @@ class Guard:
         self._kept.clear()
         self._dropped = 0
         self._is_over = False
-        self._reduced_before = self._reductions()
+        self._reduced_before = self._collectives.reductions
 
     # --- the look before a step ----------------------------------------------------------------------------------------
-
-    @property
-    def awaits_step(self) -> bool:
-        """Whether a step is going to wait for the gradients: the optimizers have stepped before, and are likely to go on."""
-        return self._guards and self._steps.done > 0
 
     def before_step(self, optimizer: Optimizer) -> None:
         """An optimizer of the model is about to step, with the gradients that it has now."""
@@ -258,7 +254,7 @@ class Guard:
     @property
     def _is_reduced(self) -> bool:
         """Whether the gradients are a sum over ranks."""
-        return self._is_reduced_by_ddp or self._reductions() != self._reduced_before
+        return self._is_reduced_by_ddp or self._collectives.reductions != self._reduced_before
 
     @property
     def _is_compiled(self) -> bool:
@@ -324,6 +320,11 @@ class Guard:
         frame.guarded, frame.unfound, frame.received = True, why, came_from
         self._batches.life.begin_backward(batch)
         self._batches.add_backward(frame)
+
+
+def _unguarded(body: Callable[..., Any]) -> Callable[..., Any]:
+    """The rerun that calls ``body`` catches its errors."""
+    return body
 
 
 def _gradients(named: NamedModule, known: dict[int, Tensor | None] | None = None) -> tuple[Rows, list[Tensor]]:

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...judge.batch import LossScaling
+from ...judge.lifecycle import Life
 from ...measure.tape import to_host
 from ...shared.types.config import Config
 from ...touch.patched import patch
@@ -22,7 +23,7 @@ from ...touch.patched import patch
 HIGH = 2.0**16
 """Torch's default scale. A scale that shrinks from above it is still being searched for: that tells nothing."""
 
-_listeners: weakref.WeakSet[ScalerWatch] = weakref.WeakSet()
+_listeners: weakref.WeakSet[LossScales] = weakref.WeakSet()
 
 
 class Scaled(NamedTuple):
@@ -34,28 +35,6 @@ class Scaled(NamedTuple):
 
 _scaled = WeakTensorKeyDictionary()
 """A ``Scaled`` for each scaled loss that still exists."""
-
-
-class ScalerWatch:
-    """Observes every ``torch.amp.GradScaler`` of the process, from its first ``scale`` on.
-
-    Args:
-        scaled: called with the scaler when it has scaled a loss.
-        stepped: called with the scaler and the optimizer, when the scaler has done or skipped its step.
-        updated: called with the scaler when it has updated its scale.
-    """
-
-    def __init__(
-        self, scaled: Callable[[Any], None], stepped: Callable[[Any, Optimizer], None], updated: Callable[[Any], None]
-    ) -> None:
-        self.scaled = scaled
-        self.stepped = stepped
-        self.updated = updated
-        _wrap()
-        _listeners.add(self)
-
-    def remove(self) -> None:
-        _listeners.discard(self)
 
 
 class Scale:
@@ -108,24 +87,25 @@ class LossScales:
     It may, until that scale has shrunk ``max_scale_shrinks`` times in a row: then the scale is not the cause.
 
     Args:
-        batch: the number of the batch whose backward ran last.
+        life: the batches, of which one ran its backward last.
         stepped: called with the scale, when a scaler whose scale is not the cause, and scales up no more, has done or skipped
             an optimizer's step.
     """
 
-    def __init__(self, config: Config, batch: Callable[[], int], stepped: Callable[[Scale, Optimizer], None]) -> None:
+    def __init__(self, config: Config, life: Life, stepped: Callable[[Scale, Optimizer], None]) -> None:
         self._most = config.max_scale_shrinks
-        self._batch = batch
+        self._life = life
         self._on_step = stepped
         self._option = Scale(config.loss_scale) if config.loss_scale is not None else None
         self._scales: weakref.WeakKeyDictionary[Any, Scale] = weakref.WeakKeyDictionary()
         self._last = self._option
         self._scaled_last: Scale | None = None
-        self._watch = ScalerWatch(self._scaled, self._stepped, self._updated)
+        _wrap()
+        _listeners.add(self)
 
     def poll(self) -> None:
         """Reads the scales whose copies have arrived. Waits for none."""
-        batch = self._batch()
+        batch = self._life.of_backward.position.batch
         if self._option is not None:
             self._option.poll(batch)
         for scale in self._scales.values():
@@ -161,19 +141,24 @@ class LossScales:
         self._scaled_last = None
 
     def close(self) -> None:
-        self._watch.remove()
+        _listeners.discard(self)
 
-    def _scaled(self, scaler: Any) -> None:
+    # --- of every torch.amp.GradScaler of the process, from its first ``scale`` on ---------------------------------------
+
+    def scaled(self, scaler: Any) -> None:
+        """The scaler has scaled a loss."""
         if scaler not in self._scales:
             self._scales[scaler] = Scale()
-            self._updated(scaler)  # the first shrinking is relative to this one
+            self.updated(scaler)  # the first shrinking is relative to this one
         self._last = self._scaled_last = self._scales[scaler]
 
-    def _updated(self, scaler: Any) -> None:
+    def updated(self, scaler: Any) -> None:
+        """The scaler has updated its scale."""
         if scaler in self._scales:
-            self._scales[scaler].update(scaler._scale, self._batch())
+            self._scales[scaler].update(scaler._scale, self._life.of_backward.position.batch)
 
-    def _stepped(self, scaler: Any, optimizer: Optimizer) -> None:
+    def stepped(self, scaler: Any, optimizer: Optimizer) -> None:
+        """The scaler has done or skipped the optimizer's step."""
         scale = self._scales.get(scaler)
         if scale is not None:
             self.poll()
