@@ -431,8 +431,7 @@ def test_a_compiled_model_is_run_again_eagerly(compiled: Callable[[Any, Any], An
     assert source is not None
     assert source.text.endswith("# a root")
     assert (trip.recurs, trip.guarded, trip.unfound) == (True, True, "")
-    assert closeups(notebook) == [(3, 3)]
-    assert [closeup.is_eager for closeup in notebook.closeups] == [True]
+    assert [(found.recurred, found.of, found.is_eager) for found in notebook.closeups] == [(3, 3, True)]
 
 
 @pytest.mark.slow
@@ -586,15 +585,3 @@ def test_nothing_is_kept_after_the_step() -> None:
     batch = kept[0]
     optimizer.step()
     assert (kept, batch.run) == ([], None)
-
-
-def closeups(notebook: Notebook) -> list[tuple[int, int]]:
-    return [(closeup.recurred, closeup.of) for closeup in notebook.closeups]
-
-
-def test_the_close_up_runs_it_three_times() -> None:
-    model = model_of()
-    _, notebook = watched(model)
-    with suppress(OverflowDetected):
-        train(trained(model))
-    assert closeups(notebook) == [(3, 3)]
