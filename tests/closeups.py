@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
 from torch import nn
 
 from notebook import Notebook, watched
-from rankwatch.errors import OverflowDetected
 from rankwatch.shared.types.closeup import CloseUp
 from rankwatch.shared.types.trip import Operator, Trip
 
@@ -17,13 +17,12 @@ from rankwatch.shared.types.trip import Operator, Trip
 def tripped(model: nn.Module, *args: Any, **kwargs: Any) -> tuple[Trip, CloseUp]:
     """The trip of one forward, and its close-up. ``watch``: the options of the watch."""
     _, notes = watched(model, **kwargs.pop("watch", {}))
-    with pytest.raises(OverflowDetected):
-        model(*args, **kwargs)
-    return the_only(notes)
+    return the_only(notes, partial(model, **kwargs), *args)
 
 
-def the_only(notes: Notebook) -> tuple[Trip, CloseUp]:
-    (trip,), (found,) = notes.trips, notes.closeups
+def the_only(notes: Notebook, call: Callable[..., object], *args: Any) -> tuple[Trip, CloseUp]:
+    """The only trip, which this call raises, and its close-up."""
+    trip, (found,) = notes.trip_of(call, *args), notes.closeups
     return trip, found
 
 
@@ -42,9 +41,7 @@ def place(found: CloseUp) -> tuple[str, int]:
 def late(model: nn.Module, *args: Any, check: str) -> tuple[Trip, CloseUp]:
     """A bad forward; with ``async`` it is judged when the next one begins."""
     _, notes = watched(model, check=check)
-    with pytest.raises(OverflowDetected):
-        _ = model(*args), model(*args)
-    return the_only(notes)
+    return the_only(notes, lambda: (model(*args), model(*args)))
 
 
 def line_of(mark: str, file: str) -> int:

@@ -135,6 +135,12 @@ class Site:
             assert started.hear() == "ready"
         return self.ranks
 
+    def train(self, batches: int, *, to: int = 0, settles: bool = False) -> None:
+        """All ranks train, ``to`` so many batches in all. ``settles``: until the collector has acknowledged what they sent."""
+        for rank in self.ranks:
+            assert rank.ask("batches", batches) == (to or batches)
+            assert not settles or rank.ask("settle")
+
     def end(self) -> int:
         """Ends the collector by SIGTERM; returns its exit code."""
         self.collectors[-1].terminate()

@@ -57,27 +57,21 @@ def test_a_collector_killed_and_restarted_misses_nothing_and_stops_all_ranks(sit
         assert rank.ask("batches", 5) == 10
     first.kill()
     first.wait()
-    for rank in ranks:
-        assert rank.ask("batches", 5) == 15
+    site.train(5, to=15)
     second = site.collect()
     until(lambda: set(site.greeted(second)) == {0, 1})
-    for rank in ranks:
-        assert rank.ask("batches", 5) == 20
-        assert rank.ask("settle")
+    site.train(5, to=20, settles=True)
     assert site.recorded() == trained(20, 20)
 
 
 @pytest.mark.slow
 def test_ranks_reconnect_to_a_collector_that_is_restarted_with_its_keys(site: Site) -> None:
     site.collect("--keep-keys")
-    ranks = site.start(2)
-    for rank in ranks:
-        assert rank.ask("batches", 3) == 3
-        assert rank.ask("settle")
+    site.start(2)
+    site.train(3, settles=True)
     assert site.end() == 0
     site.collect("--keep-keys")
-    for rank in ranks:
-        assert rank.ask("batches", 3) == 6
+    site.train(3, to=6)
     trip_stops_all(site, culprit=1)
     assert site.end() == 0
     assert site.connection.exists()
@@ -102,8 +96,7 @@ def test_a_run_has_one_record_although_its_collector_was_killed_and_restarted(si
 def test_a_restarted_collector_carries_out_the_abort_that_was_decided_before(site: Site) -> None:
     first = site.collect("--decision-window", "0.1")
     ranks = site.start(2)
-    for rank in ranks:
-        rank.ask("batches", 3)
+    site.train(3)
     ranks[0].kill(signal.SIGSTOP)
     ranks[1].tell("trip")
     assert ranks[1].wait() == ABORTED
@@ -120,14 +113,11 @@ def test_a_restarted_collector_carries_out_the_abort_that_was_decided_before(sit
 def test_a_suspended_collector_delays_no_rank_and_counts_nothing_twice(site: Site) -> None:
     collector = site.collect()
     ranks = site.start(2)
-    for rank in ranks:
-        assert rank.ask("batches", 5) == 5
+    site.train(5)
     collector.send_signal(signal.SIGSTOP)
-    for rank in ranks:
-        assert rank.ask("batches", 5) == 10
+    site.train(5, to=10)
     until(lambda: all("fell silent; trying to reach it again" in rank.errors for rank in ranks))
-    for rank in ranks:
-        assert rank.ask("batches", 5) == 15
+    site.train(5, to=15)
     collector.send_signal(signal.SIGCONT)
     until(lambda: all("the collector is back" in rank.errors for rank in ranks))
     for rank in ranks:
@@ -166,9 +156,7 @@ def test_a_killed_rank_is_named_with_its_last_frame_and_the_others_are_stopped(s
 def test_with_on_lost_wait_the_others_continue_without_a_killed_rank(site: Site) -> None:
     site.collect("--on-lost", "wait")
     survivor, victim = site.start(2)
-    for rank in (survivor, victim):
-        assert rank.ask("batches", 3) == 3
-        assert rank.ask("settle")
+    site.train(3, settles=True)
     victim.kill()
     until(lambda: "rank 1 of 2" in site.log and "was lost" in site.log)
     assert survivor.ask("batches", 5) == 8
@@ -350,8 +338,7 @@ def test_a_full_disk_costs_nothing_where_it_is_freed_in_time(site: Site, small_d
     ranks = site.start(2, RANKWATCH_TRACE_BATCH_NUMS="1,2")
     until(lambda: (small_disk / "train-0" / "run.db").exists())
     fill(small_disk)
-    for rank in ranks:
-        assert rank.ask("batches", 60) == 60
+    site.train(60)
     until(lambda: "cannot write run train-0 (the disk was full); it is tried again" in site.log)
     (small_disk / "filler").unlink()
     for rank in ranks:
@@ -367,13 +354,10 @@ def test_a_full_disk_costs_nothing_where_it_is_freed_in_time(site: Site, small_d
 @pytest.mark.slow
 def test_a_full_disk_costs_the_record_and_nothing_else(site: Site, small_disk: Path) -> None:
     site.collect()
-    ranks = site.start(2, RANKWATCH_TRACE_BATCH_NUMS="1,2")
-    for rank in ranks:
-        assert rank.ask("batches", 3) == 3
-        assert rank.ask("settle")
+    site.start(2, RANKWATCH_TRACE_BATCH_NUMS="1,2")
+    site.train(3, settles=True)
     with kept_full(small_disk):
-        for rank in ranks:
-            assert rank.ask("batches", 60) == 63
+        site.train(60, to=63)
         until(lambda: "cannot write run train-0 (the disk was full); it is tried again" in site.log)
         trip_stops_all(site, culprit=1)
         until(lambda: "rankwatch: first inf in run train-0\n  culprit    rank 1 of 2" in site.out)
@@ -403,9 +387,8 @@ def test_a_list_tells_a_run_whose_collector_was_killed(site: Site) -> None:
 def test_a_run_that_begins_on_a_read_only_disk_gets_a_verdict_without_a_folder(site: Site, small_disk: Path) -> None:
     site.collect()
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    ranks = site.start(2, RANKWATCH_TRACE_BATCH_NUMS="1,2")
-    for rank in ranks:
-        assert rank.ask("batches", 3) == 3
+    site.start(2, RANKWATCH_TRACE_BATCH_NUMS="1,2")
+    site.train(3)
     trip_stops_all(site, culprit=0)
     until(lambda: "rankwatch: first inf in run train-0\n  culprit    rank 0 of 2" in site.out)
     assert site.end() == 0
@@ -416,19 +399,15 @@ def test_a_run_that_begins_on_a_read_only_disk_gets_a_verdict_without_a_folder(s
 @pytest.mark.slow
 def test_a_restarted_collector_reaches_a_verdict_although_the_record_is_unreadable(site: Site) -> None:
     first = site.collect()
-    ranks = site.start(2)
-    for rank in ranks:
-        assert rank.ask("batches", 3) == 3
-        assert rank.ask("settle")
+    site.start(2)
+    site.train(3, settles=True)
     first.kill()
     first.wait()
     for part in site.runs.glob("train-0/run.db*"):
         part.write_bytes(b"no database any more" * 1000)
     second = site.collect()
     until(lambda: set(site.greeted(second)) == {0, 1})
-    for rank in ranks:
-        assert rank.ask("batches", 2) == 5
-        assert rank.ask("settle")
+    site.train(2, to=5, settles=True)
     assert "train-0/run.db: file is not a database" in site.log
     trip_stops_all(site, culprit=1)
     until(lambda: "first inf in run train-0.2" in site.out)
@@ -440,10 +419,8 @@ def test_a_restarted_collector_reaches_a_verdict_although_the_record_is_unreadab
 @pytest.mark.slow
 def test_a_run_folder_deleted_in_mid_run_costs_no_verdict(site: Site) -> None:
     site.collect()
-    ranks = site.start(2)
-    for rank in ranks:
-        rank.ask("batches", 2)
-        assert rank.ask("settle")
+    site.start(2)
+    site.train(2, settles=True)
     shutil.rmtree(site.runs)
     trip_stops_all(site, culprit=0)
     until(lambda: "rankwatch: first inf in run train-0" in site.out)
@@ -575,11 +552,9 @@ def test_a_restart_by_torchrun_is_a_separate_run_with_batches_from_zero(site: Si
 def test_a_clock_that_jumps_changes_no_verdict(site: Site, hours: float) -> None:
     site.collect()
     ranks = site.start(2)
-    for rank in ranks:
-        rank.ask("batches", 2)
+    site.train(2)
     ranks[1].ask("jump", hours)
-    for rank in ranks:
-        assert rank.ask("batches", 2) == 4
+    site.train(2, to=4)
     trip_stops_all(site, culprit=1)
     until(lambda: "first inf in run train-0" in site.out)
     verdict = site.report()["verdict"]

@@ -21,7 +21,7 @@ from collectors import PATIENCE, until
 from e2e.site import Site, trip_stops_all
 from jobs import ROOT, forked, run_job
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 RANKS = 2
 
@@ -46,7 +46,6 @@ def scrape(site: Site) -> dict[str, float]:
     }
 
 
-@pytest.mark.slow
 def test_a_run_from_its_first_batch_to_its_verdict(site: Site) -> None:
     site.collect("--metrics", "127.0.0.1:0")
     assert scrape(site)["rankwatch_runs"] == 0
@@ -75,19 +74,16 @@ def test_a_run_from_its_first_batch_to_its_verdict(site: Site) -> None:
     assert site.end() == 0
 
 
-@pytest.mark.slow
 def test_a_rank_that_is_killed_is_counted_as_lost(site: Site) -> None:
     site.collect("--metrics", "127.0.0.1:0", "--metrics-per-rank")
     ranks = site.start(RANKS)
-    for rank in ranks:
-        rank.ask("batches", 2)
+    site.train(2)
     until(lambda: scrape(site).get("rankwatch_rank_batch 1 train-0") == 1)
     ranks[1].kill()
     until(lambda: scrape(site)["rankwatch_ranks train-0 lost"] == 1)
     assert scrape(site)["rankwatch_rank_state 1 train-0 lost"] == 1
 
 
-@pytest.mark.slow
 def test_the_metrics_are_well_formed_and_contain_all_that_the_dashboard_queries(site: Site) -> None:
     site.collect("--metrics", "127.0.0.1:0", "--metrics-per-rank")
     (rank,) = site.start(1)
@@ -139,13 +135,11 @@ def asked(address: str, path: str, **parameters: str) -> Any:
         return json.load(response)["data"]
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not here; it is a package of Debian's")
 def test_a_real_prometheus_scrapes_the_collector_and_its_alerts_fire(site: Site, tmp_path: Path) -> None:
     site.collect("--metrics", "127.0.0.1:0")
-    ranks = site.start(RANKS)
-    for rank in ranks:
-        rank.ask("batches", 2)
+    site.start(RANKS)
+    site.train(2)
     with prometheus(tmp_path, url_of(site).split("/")[2]) as address:
 
         def value(expression: str) -> list[str]:
@@ -168,7 +162,6 @@ def alerts(address: str) -> set[tuple[str, str]]:
 # --- with `rankwatch run` -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_run_serves_metrics_too(tmp_path: Path) -> None:
     job = run_job(tmp_path, forked("train.py", "overflow"), "--metrics", ":0")
     assert job.code == 77

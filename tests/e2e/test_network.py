@@ -43,15 +43,11 @@ def test_ranks_on_other_hosts_are_stopped_by_a_trip(site: Site) -> None:
 def test_a_network_that_is_cut_and_repaired_loses_no_batch_and_no_rank(site: Site, hosts: Hosts) -> None:
     site.collect()
     ranks = site.start(2)
-    for rank in ranks:
-        assert rank.ask("batches", 3) == 3
-        assert rank.ask("settle")
+    site.train(3, settles=True)
     hosts.cables["head"].is_cut = True
-    for rank in ranks:
-        assert rank.ask("batches", 3) == 6
+    site.train(3, to=6)
     until(lambda: "silent and cut off, as are all others" in site.log)  # the kernel has closed the connections
-    for rank in ranks:
-        assert rank.ask("batches", 3) == 9
+    site.train(3, to=9)
     hosts.cables["head"].is_cut = False
     until(lambda: len(site.greeted()) >= 4)
     for rank in ranks:
@@ -65,9 +61,7 @@ def test_a_network_that_is_cut_and_repaired_loses_no_batch_and_no_rank(site: Sit
 def test_a_node_that_is_cut_off_alone_is_lost_and_the_others_are_stopped(site: Site, hosts: Hosts) -> None:
     site.collect()
     left, cut = site.start(2)
-    for rank in (left, cut):
-        assert rank.ask("batches", 3) == 3
-        assert rank.ask("settle")
+    site.train(3, settles=True)
     hosts.cables["node1"].is_cut = True
     left.tell("train")
     assert left.wait() == ABORTED
@@ -82,9 +76,7 @@ def test_a_node_that_is_cut_off_alone_is_lost_and_the_others_are_stopped(site: S
 def test_with_on_lost_wait_a_node_that_is_cut_off_may_return(site: Site, hosts: Hosts) -> None:
     site.collect("--on-lost", "wait")
     left, cut = site.start(2)
-    for rank in (left, cut):
-        assert rank.ask("batches", 3) == 3
-        assert rank.ask("settle")
+    site.train(3, settles=True)
     hosts.cables["node1"].is_cut = True
     assert cut.ask("batches", 3) == 6
     until(lambda: "rank 1 of 2" in site.log and "was lost" in site.log)
@@ -103,8 +95,7 @@ def test_slow_and_lossy_cables_only_cost_time(site: Site, hosts: Hosts) -> None:
     for name in NODES:
         hosts.cables[name].delay, hosts.cables[name].loss = 0.05, 0.05
     ranks = site.start(2)
-    for rank in ranks:
-        assert rank.ask("batches", 20) == 20
+    site.train(20)
     for rank in ranks:
         assert rank.ask("settle")
     assert site.recorded() == trained(20, 20)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from jobs import Job, forked, run_job, torchrun
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 RANKS = 4
 BLOCKS = [f"blocks.{index}.{part}" for index in range(3) for part in ("up", "down")]
@@ -41,7 +41,6 @@ def job_of(tmp_path: Path, script: str, how: str) -> Job:
     return job
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["fsdp1", "fsdp2", "tp", "fsdp2+tp"])
 def test_overflow_in_a_sharded_model(tmp_path: Path, how: str) -> None:
     if "fsdp2" in how and not hasattr(torch.distributed.fsdp, "fully_shard"):
@@ -93,7 +92,6 @@ def largest(whole: dict[str, Tensor], how: str, rank: int) -> dict[str, float]:
     return expected
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["gpipe", "1f1b"])
 def test_overflow_in_a_pipeline(tmp_path: Path, how: str) -> None:
     """Two stages trip in one micro-batch. The later stage is first by frame and by clock, but not in the pipeline's order."""
@@ -110,7 +108,6 @@ def test_overflow_in_a_pipeline(tmp_path: Path, how: str) -> None:
     assert "local rank 1, stage 1), batch 6 (optimizer step 1)" in job.stdout
 
 
-@pytest.mark.slow
 def test_overflow_in_the_backward_of_a_pipeline(tmp_path: Path) -> None:
     job = job_of(tmp_path, "pipeline.py", "backward")
     expected: dict[str, Any] = {

@@ -14,7 +14,7 @@ import pytest
 
 from jobs import RANKWATCH, SCRIPTS, Job, finished
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
 class Truth(NamedTuple):
@@ -69,7 +69,6 @@ def line_of(name: str) -> tuple[int, str]:
     return number, lines[number - 1].strip()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", TRUTHS)
 def test_a_mechanism_in_a_fresh_process(name: str, capsules: Path, tmp_path: Path) -> None:
     truth, capsule = TRUTHS[name], capsule_of(capsules, name)
@@ -89,7 +88,6 @@ def test_a_mechanism_in_a_fresh_process(name: str, capsules: Path, tmp_path: Pat
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
 def test_repro_needs_neither_rankwatch_nor_the_script(capsules: Path, tmp_path: Path) -> None:
     assert replay(capsule_of(capsules, "dataclass"), cwd=tmp_path).returncode == 0
     copy = shutil.copytree(capsule_of(capsules, "dataclass"), tmp_path / "copy")
@@ -107,7 +105,6 @@ def test_repro_needs_neither_rankwatch_nor_the_script(capsules: Path, tmp_path: 
     assert (done.returncode, done.stdout.splitlines()) == (0, ["first bad operator: aten.div.Tensor", "inf or nan: True"])
 
 
-@pytest.mark.slow
 def test_a_script_that_is_not_here(capsules: Path, tmp_path: Path) -> None:
     """Neither its copy nor another class is taken without a word."""
     copy = shutil.copytree(capsule_of(capsules, "function"), tmp_path / "copy")
@@ -132,7 +129,6 @@ def test_a_script_that_is_not_here(capsules: Path, tmp_path: Path) -> None:
     assert "cannot import not_there" in done.stderr
 
 
-@pytest.mark.slow
 def test_another_release_of_torch_is_said(capsules: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(capsule_of(capsules, "masked"), tmp_path / "copy")
     described = json.loads((copy / "capsule.json").read_text())
@@ -151,7 +147,6 @@ def seal(capsule: Path, described: dict[str, Any]) -> None:
     (capsule / "SHA256SUMS").write_text(sums)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -170,7 +165,6 @@ def test_what_cannot_be_replayed(arguments: tuple[str, ...], words: str, capsule
     assert words in done.stderr
 
 
-@pytest.mark.slow
 def test_a_run_is_replayed_from_its_folder(bad: Job, tmp_path: Path) -> None:
     """The report names the capsule in the run's folder, and the folder is enough."""
     assert bad.verdict["capsule"] == "capsule/rank-1"

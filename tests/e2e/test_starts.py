@@ -10,7 +10,7 @@ import pytest
 
 from jobs import RANKWATCH, SCRIPTS, environment, run_job, torchrun
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 ONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
 
@@ -19,7 +19,6 @@ def children(tmp_path: Path, scenario: str) -> list[str]:
     return [sys.executable, str(SCRIPTS / "children.py"), str(tmp_path / "said"), scenario]
 
 
-@pytest.mark.slow
 def test_a_child_of_a_rank_takes_no_seat(tmp_path: Path) -> None:
     job = run_job(tmp_path, children(tmp_path, "during"), "--job", "train", env=ONE)
     said = (tmp_path / "said").read_text()
@@ -29,14 +28,12 @@ def test_a_child_of_a_rank_takes_no_seat(tmp_path: Path) -> None:
     assert (job.code, job.report["outcome"], len(list((tmp_path / "runs").glob("train*")))) == (0, "finished", 1)
 
 
-@pytest.mark.slow
 def test_a_rank_that_replaces_itself_by_another_program_is_still_a_rank(tmp_path: Path) -> None:
     job = run_job(tmp_path, children(tmp_path, "exec"), "--job", "train", env=ONE)
     assert (tmp_path / "said").read_text() == "executed True\n"
     assert (job.code, job.run_dir.name, job.report["outcome"]) == (0, "train-0.2", "finished")
 
 
-@pytest.mark.slow
 def test_a_command_that_a_rank_runs_under_a_collector_of_its_own_has_a_rank_of_its_own(tmp_path: Path) -> None:
     job = run_job(tmp_path, children(tmp_path, "nested"), "--job", "train", env=ONE)
     assert (tmp_path / "said").read_text() == "inner True\nnested True\n"
@@ -44,7 +41,6 @@ def test_a_command_that_a_rank_runs_under_a_collector_of_its_own_has_a_rank_of_i
     assert "refused" not in job.stderr
 
 
-@pytest.mark.slow
 def test_ranks_that_were_given_the_private_connection_alone_are_those_of_the_command(tmp_path: Path) -> None:
     """As by ``mpirun -x`` or ``docker -e``: the launcher passes on what it is told to."""
     overflow = children(tmp_path, "child")
@@ -53,14 +49,12 @@ def test_ranks_that_were_given_the_private_connection_alone_are_those_of_the_com
     assert "rank connected" not in job.stderr
 
 
-@pytest.mark.slow
 def test_launches_in_one_command_are_runs_of_their_own_and_the_last_one_decides(tmp_path: Path) -> None:
     overflow, healthy = (" ".join(torchrun("train.py", scenario)) for scenario in ("overflow", "healthy"))
     job = run_job(tmp_path, ["sh", "-c", f"{overflow}; {healthy}"], "--job", "train")
     assert (job.code, job.run_dir.name, job.report["outcome"]) == (0, "train-0.2", "finished")
 
 
-@pytest.mark.slow
 def test_two_jobs_of_one_name_at_one_collector_never_touch_each_other(tmp_path: Path) -> None:
     """A stranger uses the connection file, and overflows: the command's exit code, and ``latest``, are of its own run."""
     file, word = tmp_path / "connection.json", tmp_path / "overflow"

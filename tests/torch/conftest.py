@@ -28,6 +28,15 @@ def one_rank() -> Iterator[None]:
 
 
 @pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Tensors this small give threads no work to share, and on busy cores the threads wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
 def fresh_compiler() -> Iterator[None]:
     """No graph of one test serves another."""
     torch._dynamo.reset()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -13,21 +11,12 @@ from trainings.alone import HEALTHY
 from trainings.case import Case
 from trainings.truths import Peace
 
+pytestmark = pytest.mark.usefixtures("one_thread", "fresh_compiler")
+
 QUICK = {
     "an_infinite_buffer_as_a_mask", "experts_with_empty_batches", "encode_and_decode", "fine_tuning_in_eval_mode", "a_scaler",
     "rewards_with_spikes",
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _alone() -> Iterator[None]:
-    """One thread, and a fresh compiler."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch._dynamo.reset()
-    yield
-    torch.set_num_threads(before)
-    torch._dynamo.reset()
 
 
 def trained(case: Case[Peace], watch: bool) -> tuple[list[object], list[torch.Tensor], Notebook | None]:

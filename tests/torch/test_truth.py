@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-import torch
 
 from trainings.alone import HOSTILE
 from trainings.case import Case
 from trainings.truths import Trip
 from trainings.verdicts import judged, said
 
+pytestmark = pytest.mark.usefixtures("one_thread", "fresh_compiler")
+
 SLOW = {"in_a_compiled_model", "data_of_a_compiled_model", "a_weight_of_a_compiled_model"}
-
-
-@pytest.fixture(autouse=True)
-def _alone() -> Iterator[None]:
-    """One thread, and a fresh compiler."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch._dynamo.reset()
-    yield
-    torch.set_num_threads(before)
-    torch._dynamo.reset()
 
 
 ALL = [pytest.param(case, id=name, marks=pytest.mark.slow if name in SLOW else ()) for name, case in HOSTILE.items()]

@@ -22,6 +22,8 @@ pytest.importorskip("transformers", reason="the zoo's models are those of transf
 from notebook import learn, unwatch, watched
 from zoo import ZOO, Species
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 CLEAN = 3
 """Healthy batches before the poisoned one."""
 
@@ -31,15 +33,6 @@ LONG = 200
 CULPRIT = re.compile(
     rf"rank 0 of 1 \(.+\), batch {CLEAN}: (?P<name>\S+) \((?P<cls>\w+)(, also (?P<aliases>.+))?\), output\S*: (?P<state>\w+)"
 )
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Tensors this small give threads no work to share, and on busy cores the threads wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 # --- poison -----------------------------------------------------------------------------------------------------------

@@ -151,16 +151,13 @@ def test_a_server_that_has_ended_has_left_its_port(meters: Meters) -> None:
         assert "rankwatch_runs 0.0" in scrape(server.url)
 
 
-def test_all_interfaces(meters: Meters) -> None:
-    with MetricsServer(("", 0), meters) as server:
-        assert server.url.startswith("http://0.0.0.0:")
-        assert "rankwatch_runs 0.0" in scrape(server.url)
+NO_IPV6 = pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="there is no IPv6 here")
 
 
-@pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="there is no IPv6 here")
-def test_ipv6(meters: Meters) -> None:
-    with MetricsServer(("::1", 0), meters) as server:
-        assert server.url.startswith("http://[::1]:")
+@pytest.mark.parametrize(("host", "shown_as"), [("", "0.0.0.0"), pytest.param("::1", "[::1]", marks=NO_IPV6)])
+def test_other_addresses(meters: Meters, host: str, shown_as: str) -> None:
+    with MetricsServer((host, 0), meters) as server:
+        assert server.url.startswith(f"http://{shown_as}:")
         assert "rankwatch_runs 0.0" in scrape(server.url)
 
 

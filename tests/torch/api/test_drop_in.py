@@ -13,7 +13,7 @@ import re
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from importlib import import_module
 from typing import Any
 
@@ -253,36 +253,29 @@ def test_close_restores_the_model() -> None:
     model(X * NAN)
 
 
-@pytest.mark.parametrize("last", [X, X * NAN], ids=["finite", "nan"])
-def test_context_manager_restores_the_model(last: Tensor) -> None:
+def end_by_an_error(model: nn.Module) -> None:
+    raise ZeroDivisionError
+
+
+@pytest.mark.parametrize(
+    ("last", "ends"),
+    [
+        pytest.param(lambda model: model(X), nullcontext(), id="finite"),
+        pytest.param(lambda model: model(X * NAN), pytest.raises(OverflowDetected), id="nan"),
+        pytest.param(end_by_an_error, pytest.raises(ZeroDivisionError), id="an error of the user"),
+    ],
+)
+def test_context_manager_restores_the_model(last: Callable[[Any], None], ends: AbstractContextManager[object]) -> None:
     model = linears()
     before = state(model)
 
-    try:
-        with DebugUnderflowOverflow(model):
-            model(X)
-            model(last)
-    except OverflowDetected:
-        assert last is not X
+    with ends, DebugUnderflowOverflow(model):
+        model(X)
+        last(model)
 
     assert state(model) == before
     with DebugUnderflowOverflow(model):  # it can be watched again
         model(X)
-    assert state(model) == before
-
-
-def test_context_manager_restores_the_model_after_an_error_of_the_user() -> None:
-    model = linears()
-    before = state(model)
-
-    def leave_by_an_error() -> None:
-        with DebugUnderflowOverflow(model):
-            model(X)
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        leave_by_an_error()
-
     assert state(model) == before
 
 
@@ -355,7 +348,7 @@ def count(kind: type) -> int:
     return sum(type(found) is kind for found in gc.get_objects())
 
 
-def test_deep_copy_is_not_watched() -> None:
+def test_deep_copy_is_not_watched(capsys: pytest.CaptureFixture[str]) -> None:
     model = linears()
     HuggingFaceDetector(model)
     before = count(HuggingFaceDetector)
@@ -363,6 +356,7 @@ def test_deep_copy_is_not_watched() -> None:
     assert count(HuggingFaceDetector) == before + 1
     with pytest.raises(ValueError, match="inf/nan detected"):
         clone(X * NAN)
+    assert "Detected" in capsys.readouterr().out
 
     model = linears()
     with DebugUnderflowOverflow(model, trace_batch_nums=[0]):
@@ -371,18 +365,11 @@ def test_deep_copy_is_not_watched() -> None:
         assert count(DebugUnderflowOverflow) + count(Detector) == before
         clone.append(nn.Linear(2, 2))
         clone(X * NAN)  # neither raises nor is the traced batch 0
+        assert capsys.readouterr().out == ""
         model(X)
         with pytest.raises(OverflowDetected):
             model(X * NAN)
     assert set(clone.state_dict()) > set(model.state_dict())
-
-
-def test_deep_copy_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    model = linears()
-    with DebugUnderflowOverflow(model, trace_batch_nums=[0]):
-        copy.deepcopy(model)(X * NAN)
-
-    assert capsys.readouterr().out == ""
 
 
 def saved_by_pickle(model: nn.Module) -> bytes:

@@ -78,10 +78,8 @@ def test_they_are_back_after_a_forward_that_was_ended(error: type[BaseException]
         model(ones())
     fails.clear()
     model[2].gain = math.inf
-    with pytest.raises(OverflowDetected):
-        model.eval()(ones())
+    assert notebook.trip_of(model.eval(), ones()).frame.spec.module == "2"
     assert hooked(model) == [True] * 3
-    assert notebook.trips[0].frame.spec.module == "2"
 
 
 def test_one_beside_a_hook_of_the_user_stays_where_it_is() -> None:

@@ -49,8 +49,7 @@ def test_stop_is_called_once_instead_of_raising(check: str) -> None:
     ((error, thread),) = told
     assert isinstance(error, OverflowDetected)
     assert thread is threading.current_thread()
-    assert len(notebook.trips) == 1
-    assert notebook.trips[0].position[:2] == (1, 0)
+    assert notebook.trip.position[:2] == (1, 0)
     if check != "async":
         assert torch.equal(first_weight(model), before)
 

@@ -423,9 +423,7 @@ def test_a_compiled_model_is_run_again_eagerly(compiled: Callable[[Any, Any], An
     called = model if order == "watched first" else compiled(model, graphs)
     detector, notebook = watched(model if order == "watched within" else called)
     called = compiled(model, graphs) if order == "watched first" else called
-    with suppress(OverflowDetected):
-        train(trained(model, partial(loss_of, called)))
-    (trip,) = notebook.trips
+    trip = notebook.trip_of(train, trained(model, partial(loss_of, called)))
     assert (detector.fault, graphs.frame_count) == ("", 1)
     assert all(bool(value.isfinite().all()) for value in model.parameters())
     assert (trip.position.batch, trip.frame.spec.module, operator_of(trip).node) == (BAD, "1", "SqrtBackward0")
@@ -433,8 +431,7 @@ def test_a_compiled_model_is_run_again_eagerly(compiled: Callable[[Any, Any], An
     assert source is not None
     assert source.text.endswith("# a root")
     assert (trip.recurs, trip.guarded, trip.unfound) == (True, True, "")
-    assert closeups(notebook) == [(3, 3)]
-    assert [closeup.is_eager for closeup in notebook.closeups] == [True]
+    assert [(found.recurred, found.of, found.is_eager) for found in notebook.closeups] == [(3, 3, True)]
 
 
 @pytest.mark.slow
@@ -451,9 +448,7 @@ def test_a_gradient_that_compiled_code_alone_makes_bad() -> None:
     model: Any = model_of(torch.tanh)
     called: Any = torch.compile(model, backend=backend)
     _, notebook = watched(called)
-    with suppress(OverflowDetected):
-        learn(loss_of(called, 0), sgd(model))
-    (trip,) = notebook.trips
+    trip = notebook.trip_of(learn, loss_of(called, 0), sgd(model))
     assert trip.recurs is None
     assert "run again eagerly, it was finite: the compiled code made it, it came by" in classify(trip)[1]
 
@@ -590,15 +585,3 @@ def test_nothing_is_kept_after_the_step() -> None:
     batch = kept[0]
     optimizer.step()
     assert (kept, batch.run) == ([], None)
-
-
-def closeups(notebook: Notebook) -> list[tuple[int, int]]:
-    return [(closeup.recurred, closeup.of) for closeup in notebook.closeups]
-
-
-def test_the_close_up_runs_it_three_times() -> None:
-    model = model_of()
-    _, notebook = watched(model)
-    with suppress(OverflowDetected):
-        train(trained(model))
-    assert closeups(notebook) == [(3, 3)]
