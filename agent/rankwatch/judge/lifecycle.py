@@ -286,8 +286,9 @@ class Life:
         batch = self.current if self.is_open else self.of_forward if self.is_direct else self.loose
         if batch.state is BatchState.REHEARSAL:
             return None
-        batch.position = frame.position
-        batch.add(frame)
+        at, evaluation, number = frame.position
+        batch.position = Position(at, evaluation, number + 1)
+        batch.part.frames.append(frame)
         return batch
 
     def passed(self, batch: BatchInProgress, *, is_early: bool) -> bool:
@@ -295,11 +296,13 @@ class Life:
 
         ``is_early``: the frame does not show what came before it.
         """
-        if not is_early and not self.position_waits:
+        if not is_early and not (self._is_waiting and self.position_waits):
             self.position = batch.position
+        if self.is_open:
+            return False
         if batch is self.loose:
             return len(batch.part.frames) >= LOOSE_FRAMES
-        return self.is_direct and not self.is_open and len(batch.part.frames) >= DIRECT_FRAMES
+        return self.is_direct and len(batch.part.frames) >= DIRECT_FRAMES
 
     def take_graph(self, frames: list[Any]) -> None:
         """Adds all frames of a compiled graph."""
