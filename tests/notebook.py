@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from rankwatch.errors import BatchLimitReached, OverflowDetected, TrainingAborted
 from rankwatch.hook.detector import Detector
-from rankwatch.judge.observer import BadReading
+from rankwatch.judge.reporter import BadReading
 from rankwatch.rerun.capsule.capsule import CapsuleRules
 from rankwatch.shared.types.closeup import CloseUp
 from rankwatch.shared.types.config import resolve

@@ -7,7 +7,7 @@ import sys
 
 from torch import Tensor
 
-from ..judge.observer import BadReading
+from ..judge.reporter import BadReading
 from ..measure.extremes import count_non_finite
 from ..rerun.careful import running_again
 from ..shared.printable import printable

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import RankwatchError
-from ..judge.observer import BadReading
+from ..judge.reporter import BadReading
 from ..shared.printable import cleaned
 from ..shared.types.config import Config, Policy, is_disabled, resolve
 from ..shared.types.frame import Frame, Kind, State

@@ -20,7 +20,7 @@ from ..errors import BatchLimitReached, OverflowDetected, TrainingAborted, Usage
 from ..hook.detector import Detector
 from ..hook.ended import EndedDetector
 from ..hook.stage import PipelineStage, module_and_stage
-from ..judge.observer import BadReading
+from ..judge.reporter import BadReading
 from ..measure.modules import unwrap
 from ..rerun.capsule.capsule import CapsuleRules
 from ..shared.printable import cleaned

@@ -7,31 +7,23 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
-from ..judge.batch import BatchOrigin, BatchPart, no_norm
-from ..judge.lifecycle import (
-    Abandon,
+from ..judge.batch import BatchPart, no_norm
+from ..judge.events import (
     BackwardReached,
-    Begin,
-    Close,
     DirectCall,
-    Effect,
-    Event,
-    Forget,
+    Feed,
     ForwardComes,
-    Life,
-    NoLossComes,
+    Interrupted,
     PartIsFull,
-    Poll,
-    Release,
     RootBegan,
     RootLeft,
     RootRaised,
     RootReturned,
     StepBegins,
-    Steps,
+    TuningCame,
 )
+from ..judge.lifecycle import Abandon, Begin, Close, Effect, Event, Forget, Life, NoLossComes, Poll, Release
 from ..judge.optimizer_steps import OptimizerSteps
 from ..judge.settler import Settler
 from ..measure.modules import NamedModule
@@ -41,7 +33,6 @@ from ..rerun.loss_graph import LossOrigin
 from ..shared.types.frame import Kind, Phase
 from ..shared.types.tuning import Tuning
 from ..touch.torch_private import graph_task
-from .stage import is_rehearsal
 from .step.scaler import LossScales
 
 
@@ -51,8 +42,13 @@ class Batches:
     An effect may raise, a trip for instance. What was to be done after it is done with the next event.
     """
 
+    events = (
+        TuningCame, ForwardComes, RootBegan, DirectCall, RootReturned, RootLeft, RootRaised, Interrupted, BackwardReached,
+        StepBegins,
+    )  # fmt: skip
+
     def __init__(
-        self, life: Life, settler: Settler, recorder: Recorder, loss_scales: LossScales, steps: OptimizerSteps
+        self, life: Life, settler: Settler, recorder: Recorder, loss_scales: LossScales, steps: OptimizerSteps, feed: Feed
     ) -> None:
         self.life = life
         self.norm: Callable[[], float] = no_norm
@@ -61,72 +57,46 @@ class Batches:
         self._recorder = recorder
         self._loss_scales = loss_scales
         self._steps = steps
+        self._feed = feed
         self._to_do: deque[Effect] = deque()
         self._compiled_entry: RootEntry | None = None
         """What a compiled root that runs was given."""
         self._compiled_part: BatchPart | None = None
 
-    def tune(self, tuning: Tuning) -> None:
-        """Changes options from the next forward on."""
+    # --- events -------------------------------------------------------------------------------------------------------
+
+    def on(self, event: Event | Interrupted | TuningCame) -> None:
+        match event:
+            case TuningCame(tuning):
+                self._tune(tuning)
+            case Interrupted():
+                self._compiled_part = self._compiled_entry = None
+            case ForwardComes() | StepBegins():
+                self._do()
+                self._settler.drop_interrupted()
+                self._see(event)
+            case RootBegan() | DirectCall():
+                self._see(event)
+                self.life.of_forward.norm = self.norm
+            case BackwardReached(part):
+                self._see(event)
+                self.life.begin_backward(part.batch)
+            case _:
+                self._see(event)
+
+    def reach(self, part: BatchPart) -> None:
+        """A backward has reached what the forward of this part returned."""
+        self._feed.tell(BackwardReached(part, graph_task(), self._steps.now, is_new=not part.batch.is_sure))
+
+    def settle(self) -> None:
+        """The backward of the last batch, or batches, is over, and all of it is to be judged."""
+        self.on(ForwardComes(self._steps.now, waits=True))
+
+    def _tune(self, tuning: Tuning) -> None:
         if tuning.every is not None:
             self.life.every = tuning.every
         if tuning.trace_batch_nums is not None:
             self.life.trace_batch_nums = frozenset(tuning.trace_batch_nums)
-
-    # --- events -------------------------------------------------------------------------------------------------------
-
-    def open(self, origin: BatchOrigin | None) -> None:
-        """A forward of the root begins: its frames belong to the next batch; with origin None, to the next eval."""
-        self._see(RootBegan(origin, self._now, is_rehearsal()))
-        self.life.current.norm = self.norm
-
-    def open_direct(self, origin: BatchOrigin) -> None:
-        self._see(DirectCall(origin, self._now))
-        self.life.of_forward.norm = self.norm
-
-    def end(self) -> None:
-        """The forward has returned; frames belong to the batch until ``leave``."""
-        self._see(RootReturned())
-
-    def leave(self) -> None:
-        self._see(RootLeft())
-
-    def abandon(self, *, is_judged: bool, runs_again: bool) -> None:
-        """The forward has raised. ``is_judged``: the frames that ran are judged; ``runs_again``: also those of a rerun."""
-        self._see(RootRaised(is_judged, runs_again))
-
-    def interrupted(self, *, is_judged: bool) -> None:
-        """The forward has ended anywhere, perhaps within a hook of ours."""
-        self._compiled_part = self._compiled_entry = None
-        self.abandon(is_judged=is_judged, runs_again=False)
-        self._recorder.restart()
-
-    def reached(self, part: BatchPart) -> None:
-        """A backward has reached what the forward of this part returned."""
-        self._see(BackwardReached(part, graph_task(), self._now))
-        self.life.begin_backward(part.batch)
-
-    def before_step(self) -> None:
-        """An optimizer of the model is about to step."""
-        self._drop_interrupted()
-        self._see(StepBegins(self._now))
-
-    def settle(self, *, wait: bool = False) -> None:
-        """The next forward begins, or all is to be judged: the backward of the last batch, or batches, is over."""
-        self._drop_interrupted()
-        self._see(ForwardComes(self._now, wait))
-
-    def candidate_before(self, optimizer: Optimizer) -> BatchPart | None:
-        """The candidate's forward from which an optimizer learns."""
-        return self.life.candidate_before(self._steps.of(optimizer))
-
-    @property
-    def _now(self) -> Steps:
-        return Steps(self._steps.done, self._steps.number)
-
-    def _drop_interrupted(self) -> None:
-        self._do()
-        self._settler.drop_interrupted()
 
     def _see(self, event: Event) -> None:
         self._do()
@@ -201,7 +171,7 @@ class Batches:
         # A tensor that is marked in a forward of which only the root is measured does not show what came before it.
         is_early = not batch.is_full and life.is_open and frame.spec.readings[0].kind is Kind.MARKED
         if life.passed(batch, is_early=is_early):
-            self._see(PartIsFull(batch, self._now))
+            self._see(PartIsFull(batch, self._steps.now))
 
     def add_compiled(self, frames: list[PendingFrame]) -> None:
         """Adds frames of a compiled graph: all at once where none of them has to be judged yet."""

@@ -8,15 +8,14 @@ import time
 from collections.abc import Callable
 from functools import wraps
 from threading import get_ident
-from typing import Any, Protocol
+from typing import Any
 
 from torch import nn
 
 from ..errors import TrainingAborted
 from ..judge.lifecycle import Life
-from ..judge.observer import Observer
+from ..judge.reporter import Reporter
 from ..rerun.careful import is_run_again
-from ..shared.types.fingerprint import Fingerprint, FingerprintTable
 from ..touch.stack import outwards
 
 log = logging.getLogger(__name__)
@@ -25,20 +24,12 @@ MAX_WAIT = 1.0
 """Seconds for which a hook waits for another thread's to end. Then it does nothing."""
 
 
-class DetectorObserver(Observer, Protocol):
-    """Also receives what ends the training, or the watch."""
-
-    def on_limit(self, batch: int) -> TrainingAborted: ...
-    def on_fault(self, fault: str) -> None: ...
-    def on_fingerprint(self, table: FingerprintTable, fingerprint: Fingerprint) -> None: ...
-
-
 class FailsOpen:
-    """The base of the detector: makes its hooks.
+    """Makes the hooks of a detector.
 
     Args:
         stop: see ``watch``.
-        observer: is told of the first error.
+        reporter: is told of the first error.
         life: the batches, of which one runs.
         root: the watched module. A thread that runs its forward again may wait for other threads; it changes no batch.
     """
@@ -46,7 +37,7 @@ class FailsOpen:
     def __init__(
         self,
         stop: Callable[[TrainingAborted], None] | None,
-        observer: DetectorObserver,
+        reporter: Reporter,
         life: Life,
         root: nn.Module,
     ) -> None:
@@ -54,29 +45,30 @@ class FailsOpen:
         """Stops the training: the next hook for which it returns an exception raises that."""
         self.fault = ""
         """The internal error that switched the detector off."""
-        self._off = False
+        self.is_off = False
+        self.is_stopping = False
+        """Whether the training was asked to stop by its own means."""
         self._stop = stop
-        self._is_stopping = False
-        self._observer = observer
+        self._reporter = reporter
         self._life = life
         self._root = root
         self._inside = get_ident()
         """The thread that runs a hook; before the first one, the thread that makes the detector, until all of it is there."""
 
-    def obey(self, abort: Callable[[], TrainingAborted | None]) -> None:
-        """Has the next hook raise what ``abort`` returns, if it returns an exception. For any thread."""
-        self.abort = abort
-        self._wake()
+    def open(self) -> None:
+        """All of the detector is there: any thread may run hooks."""
+        self._inside = 0
 
-    def _wake(self) -> None:
-        """Puts hooks back that were taken off for a forward. For any thread."""
+    def close(self) -> None:
+        """The watch ends: hooks do nothing any more, and a trip that is found now is raised."""
+        self.is_off, self._stop = True, None
 
-    def _hook(self, body: Callable[..., Any]) -> Callable[..., Any]:
+    def hook(self, body: Callable[..., Any]) -> Callable[..., Any]:
         """``body`` as a hook: it raises a pending abort first, and does nothing once the detector is off."""
         return self.guarded(body, obeys=True)
 
     def guarded(self, body: Callable[..., Any], obeys: bool = False) -> Callable[..., Any]:
-        """``body``, but an error in it only switches the detector off. ``obeys``: as ``_hook``; one call less per frame.
+        """``body``, but an error in it only switches the detector off. ``obeys``: as ``hook``; one call less per frame.
 
         Another thread may call the model at any moment: in all hooks there is one thread at a time. This is no lock, which an
         interruption could leave locked; between the last look at ``_inside`` and its change, no other thread gets its turn.
@@ -93,7 +85,7 @@ class FailsOpen:
                 if obeys:
                     if self.abort is not None and (aborted := self.abort()) is not None:
                         raise aborted
-                    if self._off:
+                    if self.is_off:
                         return None
                 return body(*args)
             except TrainingAborted as error:
@@ -122,16 +114,16 @@ class FailsOpen:
 
     def _switch_off(self, error: Exception) -> str:
         """Returns what happened, in words; the collector is told of the first error."""
-        self._off, is_first = True, not self.fault
+        self.is_off, is_first = True, not self.fault
         self.fault = f"switched itself off in batch {self._life.position.batch} by an error of its own: {error!r}"
         if is_first:
-            self._observer.on_fault(self.fault)
+            self._reporter.on_fault(self.fault)
         return self.fault
 
     def _ask_to_stop(self, stop: Callable[[TrainingAborted], None], error: TrainingAborted) -> None:
         """Asks the training to stop by its own means. That may take until its step ends; nothing is judged till then."""
-        if not self._is_stopping:
-            self._off = self._is_stopping = True
+        if not self.is_stopping:
+            self.is_off = self.is_stopping = True
             stop(error)
 
 

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 
 from ..judge.batch import BatchInProgress, BatchPart
+from ..judge.events import BackwardEnded, ForwardComes, StepBegins
 from ..measure.collectives import Collectives
 from ..measure.modules import Modules, NamedModule
 from ..measure.recorder import Recorder
 from ..measure.tape import Cell
 from ..shared.types.frame import Phase, ReadingSpec
-from .backward import CallGradients, Hook, ParameterGradients
+from .backward import CallGradients, ParameterGradients
 from .batches import Batches
+from .fails_open import FailsOpen
 from .loss import Losses
 from .reduced import ReducedGradients
 
@@ -24,17 +25,18 @@ class Gradients:
     """Measures the gradients of one model, until ``remove``. Without ``is_on`` it does nothing.
 
     Args:
+        doors: catch errors of ours.
         model: the modules of the model.
-        reach: called with a part when a backward has reached what its forward returned.
     """
+
+    events = (ForwardComes, BackwardEnded, StepBegins)
 
     def __init__(
         self,
         is_on: bool,
         batches: Batches,
         recorder: Recorder,
-        hook: Hook,
-        reach: Callable[[BatchPart], None],
+        doors: FailsOpen,
         *,
         model: Modules,
         collectives: Collectives,
@@ -44,10 +46,9 @@ class Gradients:
         self._batches = batches
         self._recorder = recorder
         self._model = model
-        self._reach = reach
         self._losses = losses
-        self._calls = CallGradients(recorder.cell, hook)
-        self._parameters = ParameterGradients(recorder, self._add, hook, batches.life)
+        self._calls = CallGradients(recorder.cell, doors.hook)
+        self._parameters = ParameterGradients(recorder, self._add, doors.hook, batches.life)
         self._reduced = ReducedGradients(recorder, self._add, model, self._parameters, collectives)
 
     def remove(self) -> None:
@@ -65,21 +66,20 @@ class Gradients:
             for named in called:
                 self._parameters.watch(named)
 
-    def forward_begins(self) -> None:
-        self._reduced.forward_begins()
-
-    def backward_ends(self) -> None:
-        if self._is_on and self._batches.life.of_backward.is_streamed:
-            self._reduced.backward_ends()
-
-    def before_step(self) -> None:
+    def on(self, event: ForwardComes | BackwardEnded | StepBegins) -> None:
         batch = self._batches.life.of_backward
-        if self._is_on and batch.is_streamed and batch.is_full:
-            self._reduced.before_step()
-            self._parameters.sweep(self._model.watched)
+        is_on = self._is_on and batch.is_streamed
+        match event:
+            case ForwardComes():
+                self._reduced.forward_begins()
+            case BackwardEnded(is_taken, is_own) if is_on and is_taken and is_own:
+                self._reduced.backward_ends()
+            case StepBegins() if is_on and batch.is_full:
+                self._reduced.before_step()
+                self._parameters.sweep(self._model.watched)
 
     def _add_call(self, part: BatchPart, named: NamedModule, rows: tuple[ReadingSpec, ...], cells: list[Cell]) -> None:
-        self._reach(part)
+        self._batches.reach(part)
         self._add(named, rows, cells)
 
     def _add(self, named: NamedModule, rows: tuple[ReadingSpec, ...], cells: list[Cell]) -> None:

@@ -16,7 +16,9 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from ..judge.events import Feed, RootsOver, TuningCame, Wrapped
 from ..measure.modules import NamedModule, named_modules, unwrap
+from ..measure.recorder import Recorder
 from ..rerun.careful import passed_again, running_again
 from ..shared.words.patterns import matches
 from ..touch.stack import outwards
@@ -24,6 +26,7 @@ from ..touch.torch_private import modes_on, never_compile, set_eval_frame
 from ..touch.unseen import DOES_NOTHING, inert, unseen
 from .compiled import joined, traced
 from .compiled.scripting import hide_hooks
+from .fails_open import FailsOpen
 
 log = logging.getLogger(__name__)
 
@@ -31,39 +34,50 @@ RARELY = 16
 """Forwards between two looks at the modules, where only the root is measured."""
 
 
-class HookCalls(Protocol):
-    """What hooks call. Each catches the errors of its body, so that they do not stop the training.
+class ForwardHooks(Protocol):
+    """What the hooks of modules call. Each catches the errors of its body, so that they do not stop the training.
 
     For the root: ``enter(named, args, kwargs)`` and ``leave_root(named, args, kwargs, output)``, with output None if its
     forward raised. For each other watched module: ``leave(named, args, kwargs, output)``. In a compiled model:
-    ``handed(calls, numbers)`` instead (see ``traced``). Around optimizer steps: ``before_step`` and ``after_step``, as torch
-    calls them. Where ``torch.compile`` wraps a module: ``wrapped(wrapper, module)``. When a module is no part of the model any
-    more: ``released(number)``, with the number that it had. ``guarded`` makes such a function of a body.
+    ``handed(calls, numbers)`` instead (see ``traced``).
     """
 
     enter: Callable[..., None]
     leave: Callable[..., None]
     leave_root: Callable[..., None]
     handed: Callable[..., None]
+
+
+class StepHooks(Protocol):
+    """What torch calls around the steps of all optimizers. Each catches the errors of its body."""
+
     before_step: Callable[..., Any]
     after_step: Callable[..., None]
 
-    def wrapped(self, wrapper: nn.Module, module: nn.Module) -> None: ...
-    def released(self, number: int) -> None: ...
-    def guarded(self, body: Callable[..., Any]) -> Callable[..., Any]: ...
-
 
 class Hooks:
-    """Puts hooks on the modules of a model that call ``calls``: on the root, and on each module with a name that fits one of
-    ``patterns`` (none: all modules).
+    """The modules of a model, and the hooks on the root, and on each module with a name that fits one of ``patterns`` (none:
+    all modules).
 
-    In a deep copy or pickle of the model, the hooks do nothing.
+    There are none before ``put_on``. In a deep copy or pickle of the model, the hooks do nothing.
+
+    Args:
+        recorder: forgets modules that are no part of the model any more.
+        feed: tells ``Wrapped``.
+        doors: catch errors of ours.
     """
 
-    def __init__(self, model: nn.Module, calls: HookCalls, patterns: tuple[str, ...]) -> None:
+    events = (RootsOver, TuningCame)
+
+    def __init__(
+        self, model: nn.Module, patterns: tuple[str, ...], recorder: Recorder, feed: Feed, doors: FailsOpen
+    ) -> None:
         self.root = unwrap(model)
         self._patterns = patterns
-        self._calls = calls
+        self._recorder = recorder
+        self._feed = feed
+        self._calls: ForwardHooks | None = None
+        self._added = doors.guarded(self._on_module_added)
         self._numbers = count()
         self._children: list[int] = []
         """The modules right under those of the model, by ``id``, when they were last looked at."""
@@ -77,23 +91,36 @@ class Hooks:
         """The tables of hooks of the watched modules below the root, with the key of ours; None: to be looked at."""
         self._resting: list[tuple[Any, int, Any]] = []
         """The tables that a hook was taken from, with its key, and the hook."""
+        self._global: list[Callable[..., Any]] = []
+        self._global_handles: list[RemovableHandle] = []
+        self._abandon = weakref.finalize(self, _abandoned.extend, self._global_handles)
+        self._abandon.atexit = False
+        self.refresh()
+
+    def put_on(self, forwards: ForwardHooks, steps: StepHooks) -> None:
+        self._calls = forwards
         # torch keeps these three for the whole process: with strong references, the model would never be freed.
-        self._global = [calls.guarded(self._on_module_added), calls.before_step, calls.after_step]
+        self._global += [self._added, steps.before_step, steps.after_step]
         added, before, after = map(_weakly, self._global)
-        self._global_handles = [
+        self._global_handles += [
             register_module_module_registration_hook(added),
             register_optimizer_step_pre_hook(before),
             register_optimizer_step_post_hook(after),
         ]
         _remove(_abandoned)
-        self._abandon = weakref.finalize(self, _abandoned.extend, self._global_handles)
-        self._abandon.atexit = False
         _guard_hooks()
         _forget_compiled()
         hide_hooks(_is_ours)
-        self.refresh()
+        for key, named in self._known.items():
+            self._attach(key, named)
 
-    def select(self, patterns: tuple[str, ...]) -> None:
+    def on(self, event: RootsOver | TuningCame) -> None:
+        if isinstance(event, RootsOver):
+            self.wake()
+        elif event.tuning.modules is not None:
+            self._select(event.tuning.modules)
+
+    def _select(self, patterns: tuple[str, ...]) -> None:
         """Watches the root, and the modules with a name that fits one of the patterns; without patterns, all."""
         self.wake()
         self._patterns = patterns
@@ -209,7 +236,8 @@ class Hooks:
 
     def _handed(self, calls: traced.Calls, numbers: traced.Numbers) -> None:
         self._is_compiled = True
-        self._calls.handed(calls, numbers)
+        if self._calls is not None:
+            self._calls.handed(calls, numbers)
 
     def _learn(self, modules: dict[int, NamedModule]) -> None:
         for key, named in modules.items():
@@ -228,11 +256,11 @@ class Hooks:
         self._watched_tables = None
         _remove(self._handles.pop(key, []))
         named = self._known.pop(key)
-        self._calls.released(named.number)
+        self._recorder.release(named.number)
         named.module = _GONE
 
     def _rename(self, named: NamedModule, names: list[str]) -> None:
-        self._calls.released(named.number)
+        self._recorder.release(named.number)
         named.number, named.names = next(self._numbers), list(names)
 
     def _let_go(self, replaced: nn.Module, child: nn.Module | None, path: str) -> None:
@@ -251,7 +279,7 @@ class Hooks:
         if not is_root and not self._is_selected(named):
             self._watched_tables = None
             _remove(self._handles.pop(key, []))
-        elif key not in self._handles:
+        elif key not in self._handles and self._calls is not None:
             self._watched_tables = None
             leave = _Leave(named, self._calls.leave_root if is_root else self._calls.leave, self._handed)
             # Only the root's hook is called after a forward that raised: it closes the batch.
@@ -263,7 +291,7 @@ class Hooks:
 
     def _on_module_added(self, parent: nn.Module, name: str, child: nn.Module | None) -> None:
         if name == "_orig_mod" and child is not None:
-            self._calls.wrapped(parent, child)
+            self._feed.tell(Wrapped(parent, child))
         named = self._known.get(id(parent))
         if named is None:
             return

@@ -12,9 +12,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from ..judge.batch import BatchPart
+from ..judge.events import BackwardBegins, BackwardEnded, BackwardReached, OutputsCame
 from ..judge.settler import Settler
+from ..measure.modules import Modules
 from ..measure.recorder import Recorder
+from ..rerun.forward import outputs_of
 from ..rerun.loss_graph import LossOrigin, Outputs, origin_after_backward, origin_of_loss, steep_operators
 from ..shared.types.frame import Kind
 from ..shared.types.tuning import Check
@@ -66,6 +68,8 @@ class Losses:
         settler: where it judges each frame at once, the number of a loss on a device is waited for.
     """
 
+    events = (OutputsCame, BackwardBegins, BackwardReached, BackwardEnded)
+
     def __init__(self, batches: Batches, scales: LossScales, recorder: Recorder, hooks: Hooks, settler: Settler) -> None:
         self._batches = batches
         self._scales = scales
@@ -82,24 +86,24 @@ class Losses:
         """Where the first bad one of the losses came from."""
         self._looks = 0
 
-    @property
-    def is_first(self) -> bool:
-        """Whether no parameter had a gradient when the backward began."""
-        return bool(self._before) and not any(self._before or ())
+    def on(self, event: OutputsCame | BackwardBegins | BackwardReached | BackwardEnded) -> None:
+        match event:
+            case OutputsCame():
+                self._outputs.add(outputs_of(event.output))
+            case BackwardBegins():
+                self._begin(event)
+            case BackwardReached():
+                self.take()
+            case BackwardEnded(is_taken):
+                self._end(is_taken)
 
-    def begin(self, losses: list[Tensor], *, is_own: bool) -> None:
-        """A backward begins; it may be another model's. ``is_own``: in the thread that called the model."""
+    def _begin(self, event: BackwardBegins) -> None:
         here = threading.get_ident()
-        if not is_own and self._thread not in (0, here):
-            return
-        self._thread = here
-        self._handed = losses
-        self._before = self._gradients() if losses and is_own else None
-        self._origin = self._look(losses)
-
-    def returned(self, outputs: list[Tensor]) -> None:
-        """The model has returned these."""
-        self._outputs.add(outputs)
+        if event.is_own or self._thread in (0, here):
+            self._thread = here
+            self._handed = event.losses
+            self._before = event.versions
+            self._origin = self._look(event.losses)
 
     def _look(self, losses: list[Tensor]) -> LossOrigin | None:
         """The backward frees what autograd has saved: before it, the graph of a bad loss tells where it came from."""
@@ -137,8 +141,8 @@ class Losses:
         frame.is_absorbed = batch.scaling.absorbs and not all(one.is_exact for one in unscaled)
         self._batches.add_loss(frame, values, self._origin)
 
-    def end(self, *, is_taken: bool, reach: Callable[[BatchPart], None]) -> None:
-        """The backward has ended. ``is_taken``: if it has reached the model, and no hook told so, its losses are taken.
+    def _end(self, is_taken: bool) -> None:
+        """If the backward has reached the model, and no hook told so, its losses are taken.
 
         The output of a compiled root, say, has no hook. The parameters' gradients tell. A frozen model has none, nor need
         its output lead to them: there, the first backward after its forward is taken.
@@ -147,9 +151,9 @@ class Losses:
             return
         self._thread = 0
         is_known = self._before is not None
-        if self._handed and is_taken and is_known and (self._gradients() != self._before or self._awaits_frozen()):
+        if self._handed and is_taken and is_known and (versions_of(self._hooks) != self._before or self._awaits_frozen()):
             if self._batches.life.candidate_part is not None:
-                reach(self._batches.life.candidate_part)
+                self._batches.reach(self._batches.life.candidate_part)
             self.take()
         self._handed = []
         self._scales.forget_scaled()
@@ -160,14 +164,15 @@ class Losses:
             value is not None and value.requires_grad for value in parameters
         )
 
-    def _gradients(self) -> list[tuple[int, int] | None]:
-        """What changes when a backward adds to a gradient of the model."""
-        return [
-            None if (gradient := value.grad) is None else (id(gradient), gradient._version)
-            for named in self._hooks.modules
-            for value in named.module._parameters.values()
-            if value is not None
-        ]
+
+def versions_of(model: Modules) -> list[tuple[int, int] | None]:
+    """What changes when a backward adds to a gradient of the model: see ``BackwardBegins``."""
+    return [
+        None if (gradient := value.grad) is None else (id(gradient), gradient._version)
+        for named in model.modules
+        for value in named.module._parameters.values()
+        if value is not None
+    ]
 
 
 def _name(losses: list[Tensor]) -> list[str]:

@@ -8,12 +8,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Protocol
 
 import torch
 from torch import nn
 
 from ..errors import TrainingAborted
+from ..judge.events import Feed, Interrupted, RootsOver
 from ..rerun.careful import is_run_again, stop_again
 from . import backward
 
@@ -37,30 +37,23 @@ def is_capturing() -> bool:
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
-class RootListener(Protocol):
-    """See ``RunningRoots``."""
-
-    def root_ended(self) -> None: ...
-    def root_interrupted(self) -> None: ...
-
-
 class RunningRoots:
     """The root forwards that are running now, all in one thread: more than one if the root calls itself.
 
     A root forward in a second thread at the same time is not watched, which is said once.
 
     Args:
-        listener: ``root_ended`` is called when the outermost forward has ended, however it did, before anything else;
-            ``root_interrupted`` when a forward has ended without a call of its last hook. torch calls no hook after a
-            KeyboardInterrupt, a SystemExit and the like, so only the stack shows this.
+        feed: tells ``RootsOver`` when the outermost forward has ended, before anything else; ``Interrupted`` when a forward has
+            ended without a call of its last hook. torch calls no hook after a KeyboardInterrupt, a SystemExit and the like,
+            so only the stack shows this.
     """
 
-    def __init__(self, root: nn.Module, listener: RootListener | None = None) -> None:
+    def __init__(self, root: nn.Module, feed: Feed) -> None:
         self.depth = 0
         self.has_device = False
         """Whether CUDA was in use as a root forward began."""
         self._root = root
-        self._listener = listener
+        self._feed = feed
         self._is_on_stack = False
         """Whether the stack showed the outermost one as it began: not in a compiled graph."""
         self._unwatched: set[int] = set()
@@ -104,8 +97,7 @@ class RunningRoots:
         self.depth = max(0, self.depth - 1)
         if was_outermost:
             self._raised_before = None  # it has the frames of what raised it, and their tensors
-            if self._listener is not None:
-                self._listener.root_ended()
+            self._feed.tell(RootsOver())
         return was_outermost
 
     def recover(self, *, begun: bool = False) -> None:
@@ -116,9 +108,8 @@ class RunningRoots:
             self.depth, self._is_judging, self._raised_before = 0, True, None
             self._thread = threading.get_ident()
         try:
-            if self._listener is not None:
-                self._listener.root_ended()
-                self._listener.root_interrupted()
+            self._feed.tell(RootsOver())
+            self._feed.tell(Interrupted())
         finally:
             self._is_judging = False
 

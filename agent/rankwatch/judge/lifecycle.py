@@ -1,7 +1,7 @@
 """The life of a batch: when it begins, whether it is one, which number it has, and when its parts are judged and sent.
 
 All of this is decided here, and nowhere else. ``Life.handle(event)`` changes the state and returns effects, which
-``hook/batches`` performs. Nothing here reads a tensor, calls torch or knows a clock.
+``hook/batches`` performs; the events are those of ``events``. Nothing here reads a tensor, calls torch or knows a clock.
 
 **A batch** is a forward of the root with gradients, and the backward that follows. Whether a backward follows is not known when
 the forward begins. For a root in training mode it is taken for granted: such a forward is a BATCH from its start. Others are
@@ -39,6 +39,18 @@ from typing import Any, NamedTuple
 
 from ..shared.types.frame import NOWHERE, Moment, Position
 from .batch import BatchInProgress, BatchOrigin, BatchPart, BatchState, Gate
+from .events import (
+    BackwardReached,
+    DirectCall,
+    ForwardComes,
+    PartIsFull,
+    RootBegan,
+    RootLeft,
+    RootRaised,
+    RootReturned,
+    StepBegins,
+    Steps,
+)
 
 LOOSE_FRAMES = 256
 """Frames outside of any batch are judged together when this many have come, unless each is judged as it comes."""
@@ -48,77 +60,6 @@ DIRECT_FRAMES = 4096
 
 NO_TASK = -1
 """The number of the backward where none runs."""
-
-
-class Steps(NamedTuple):
-    """Optimizer steps: how many are ``done``, and the ``number`` of the next one, where the training counts its own."""
-
-    done: int
-    number: int
-
-
-# --- events -----------------------------------------------------------------------------------------------------------
-
-
-class ForwardComes(NamedTuple):
-    """A forward is about to begin: the backward of the last batch, or batches, is over. ``waits``: for all numbers."""
-
-    steps: Steps
-    waits: bool = False
-
-
-class RootBegan(NamedTuple):
-    """A forward of the root begins. ``origin`` is None without gradients."""
-
-    origin: BatchOrigin | None
-    steps: Steps
-    is_rehearsal: bool = False
-
-
-class DirectCall(NamedTuple):
-    """A call of a module with gradients begins a batch: see ``Life.begins_by_calls``."""
-
-    origin: BatchOrigin
-    steps: Steps
-
-
-class RootReturned(NamedTuple):
-    """The forward has returned; frames belong to the batch until ``RootLeft``."""
-
-
-class RootLeft(NamedTuple):
-    """The forward is over, however it ended."""
-
-
-class RootRaised(NamedTuple):
-    """The forward has raised. ``is_judged``: the frames that ran are judged; ``runs_again``: also those of a rerun."""
-
-    is_judged: bool
-    runs_again: bool
-
-
-class BackwardReached(NamedTuple):
-    """A backward has reached what the forward of ``part`` returned. ``task`` is the backward's number.
-
-    Once the effects are done, ``Life.begin_backward`` follows.
-    """
-
-    part: BatchPart
-    task: int
-    steps: Steps
-
-
-class StepBegins(NamedTuple):
-    """An optimizer of the model is about to step."""
-
-    steps: Steps
-
-
-class PartIsFull(NamedTuple):
-    """The part of a batch has as many frames as may wait: see ``Life.passed``."""
-
-    batch: BatchInProgress
-    steps: Steps
 
 
 Event = (
@@ -356,9 +297,9 @@ class Life:
                 self.is_open = self._awaits_backward = False
                 self.phase = "idle"
                 return [Forget(), *([Abandon(self._cut(self.current), runs_again)] if is_judged else [])]
-            case BackwardReached(part, task, steps):
+            case BackwardReached(part, task, steps, _):
                 return self._reached(part, task, steps)
-            case StepBegins(steps):
+            case StepBegins(steps, _):
                 self.phase = "optimizer"
                 self._awaits_backward = False
                 closing = self._close_direct()

@@ -9,6 +9,8 @@ from weakref import WeakKeyDictionary
 from torch import nn
 from torch.optim import Optimizer
 
+from .events import Steps
+
 ASKED_AGAIN = 16
 """Questions about an optimizer of another model until its parameters are looked at again: one may have come to the model since.
 Each step of each optimizer asks three times."""
@@ -33,6 +35,10 @@ class OptimizerSteps:
     def number(self) -> int:
         """The number of the step that comes next."""
         return self.done + self.offset
+
+    @property
+    def now(self) -> Steps:
+        return Steps(self.done, self.number)
 
     def count_from(self, number: int) -> None:
         """The next step is of this number. The numbers never fall: they order the ranks."""

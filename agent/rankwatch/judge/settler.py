@@ -25,16 +25,17 @@ from ..rerun.loss_graph import LossOrigin
 from ..shared.types.config import Config, Policy
 from ..shared.types.frame import BatchSummary, FrameTable, Kind, Moment, Phase, State
 from ..shared.types.trip import Trip
-from ..shared.types.tuning import Check, Tuning
+from ..shared.types.tuning import Check
 from .batch import BatchInProgress, BatchPart, Gate, LossScaling, PartState, Tables
 from .between import RunAgain, UnmeasuredBatchRerun, not_again
 from .changes import guilty_collective, mark_stale
+from .events import TuningCame
 from .evidence import Evidence
 from .health import Health
 from .lifecycle import Life
-from .observer import BadReading, FoundTrip, Observer, announce
 from .optimizer_steps import OptimizerSteps
 from .policy import Judge
+from .reporter import BadReading, FoundTrip, Reporter, announce
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +64,8 @@ class Settler:
         model: the modules of the model.
     """
 
+    events = (TuningCame,)
+
     def __init__(
         self,
         config: Config,
@@ -71,7 +74,7 @@ class Settler:
         tape: Tape,
         recorder: Recorder,
         sweep: Sweep,
-        observer: Observer,
+        reporter: Reporter,
         *,
         judge_traced: bool,
         steps: OptimizerSteps,
@@ -87,7 +90,7 @@ class Settler:
         self._tape = tape
         self._recorder = recorder
         self._sweep = sweep
-        self._observer = observer
+        self._reporter = reporter
         self._judge_traced = judge_traced
         self._gradients = config.gradients
         self._closeup = config.closeup
@@ -115,11 +118,11 @@ class Settler:
         found = self._find(frame, part, call)
         if found is None:
             return
-        announce(found, self._observer, self._model.modules)
+        announce(found, self._reporter, self._model.modules)
         if frame.spec.readings[0].kind is Kind.MARKED:
             self._wait_with(self.waiting or found)  # detect_overflow returns to its caller, and the next hook raises
         else:
-            raise self._observer.on_trip(found.trip, found.bad_readings)
+            raise self._reporter.on_trip(found.trip, found.bad_readings)
 
     def need_no_look(self, frames: list[PendingFrame], part: BatchPart) -> bool:
         """Whether frames need not be added one by one: they are judged at the end of their part, or nothing was ever bad."""
@@ -176,8 +179,8 @@ class Settler:
         """A gradient is bad in a batch in which only the root was measured: its forward is run again, measured and judged."""
         found = self._find_again(BatchPart(batch), entry)
         if found is not None:
-            announce(found, self._observer, self._model.modules)
-            raise self._observer.on_trip(found.trip, found.bad_readings)
+            announce(found, self._reporter, self._model.modules)
+            raise self._reporter.on_trip(found.trip, found.bad_readings)
 
     def expect_no_loss(self) -> None:
         """A forward that awaits its loss is sent without it."""
@@ -199,8 +202,8 @@ class Settler:
             return None
         return forward.finish(self._tables)
 
-    def tune(self, tuning: Tuning) -> None:
-        """Changes options from the next forward on."""
+    def on(self, event: TuningCame) -> None:
+        tuning = event.tuning
         if tuning.check is not None:
             self.poll(wait=True)
             self.check = tuning.check
@@ -267,7 +270,7 @@ class Settler:
             batch.is_full |= was_full  # a forward that comes next may belong to the same batch
         if found is not None and is_late:
             # The user's exception goes on; the trip counts all the same.
-            announce(found, self._observer, self._model.modules)
+            announce(found, self._reporter, self._model.modules)
         self._judged(part)
 
     def drop_interrupted(self) -> None:
@@ -285,7 +288,7 @@ class Settler:
         if self.waiting is not None:
             found = self.waiting
             self._wait_with(None)
-            raise self._observer.on_trip(found.trip, found.bad_readings)
+            raise self._reporter.on_trip(found.trip, found.bad_readings)
 
     def _settle_first(self) -> None:
         reading, part = self._pending.popleft()
@@ -310,7 +313,7 @@ class Settler:
         found = self._judge_late(part)
         if found is not None:
             self._trace(part)
-            announce(found, self._observer, self._model.modules)
+            announce(found, self._reporter, self._model.modules)
         elif self._has_bad and part.batch.is_full:
             self._evidence.learn(part)
         self._judged(part, has_tripped=found is not None)
@@ -323,7 +326,7 @@ class Settler:
         elif part.is_sent_now:
             self._send(part)
         if found is not None:
-            raise self._observer.on_trip(found.trip, found.bad_readings)
+            raise self._reporter.on_trip(found.trip, found.bad_readings)
 
     def _send_without_loss(self, forward: BatchPart) -> None:
         """No loss, or no further one, of this forward will come."""
@@ -345,9 +348,9 @@ class Settler:
             self._trace(part)
         part.move(PartState.SENT)
         if part.frames and part.batch.is_streamed and not part.is_cut:
-            self._observer.on_batch(*part.finish(self._tables))
+            self._reporter.on_batch(*part.finish(self._tables))
             for notice in self._health.look(part):
-                self._observer.on_notice(notice)
+                self._reporter.on_notice(notice)
 
     def _judge_late(self, part: BatchPart) -> FoundTrip | None:
         if not self._life.is_late(part):
@@ -434,7 +437,7 @@ class Settler:
     def _trace(self, part: BatchPart) -> None:
         """Prints a part that is complete: its forward's with the loss."""
         if part.batch.traced and part.frames and part.loss_of is None:
-            self._observer.on_trace([frame.measured() for frame in part.frames])
+            self._reporter.on_trace([frame.measured() for frame in part.frames])
 
     def _trip(
         self, frame: PendingFrame, part: BatchPart, values: list[Any] | None, call: Call | None, changed: str = ""

@@ -66,7 +66,7 @@ _listeners: weakref.WeakSet[Collectives] = weakref.WeakSet()
 
 
 class Collectives:
-    """Tells a recorder about the collectives of the watched thread, until ``close``.
+    """Tells a recorder about the collectives of the watched thread, until ``remove``.
 
     Args:
         guard: makes a function that catches the errors of its body.
@@ -96,7 +96,7 @@ class Collectives:
         _wrap()
         _listeners.add(self)
 
-    def close(self) -> None:
+    def remove(self) -> None:
         _listeners.discard(self)
 
     def hears(self, method: str) -> bool:

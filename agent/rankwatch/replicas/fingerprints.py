@@ -23,11 +23,12 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from ..judge.batch import BatchInProgress
+from ..judge.events import ForwardBegan, RootReturned, StepBegins, StepDone
 from ..judge.optimizer_steps import OptimizerSteps
+from ..judge.reporter import Reporter
 from ..measure.collectives import Collectives, Traffic
 from ..measure.modules import Modules, unwrap, wrapped_in
-from ..shared.types.fingerprint import ALL_ROWS, Fingerprint, FingerprintTable
-from ..shared.types.notice import Notice
+from ..shared.types.fingerprint import ALL_ROWS, Fingerprint
 from ..touch.torch_private import active_ddp, comm_hooks_of, has_rpc
 from ..touch.unseen import OutsideOfGraph, quietly
 from .join_count import era, watch_joins
@@ -64,8 +65,10 @@ class FingerprintTaker:
         every: the number of slots; 0: no fingerprints are taken.
         guard: makes a function that catches the errors of its body.
         modules: those of the model.
-        send: is given each fingerprint, with its table; ``notify``: what this rank finds alone.
+        reporter: is told of each fingerprint, with its table, and of what this rank finds alone.
     """
+
+    events = (ForwardBegan, RootReturned, StepBegins, StepDone)
 
     def __init__(
         self,
@@ -76,15 +79,14 @@ class FingerprintTaker:
         *,
         guard: Callable[[Callable[..., None]], Callable[..., None]],
         modules: Modules,
-        send: Callable[[FingerprintTable, Fingerprint], None],
-        notify: Callable[[Notice], None],
+        reporter: Reporter,
     ) -> None:
         self._root = unwrap(model)
         self._every = every
         self._steps = steps
         self._collectives = collectives
         self._modules = modules
-        self._send = send
+        self._reporter = reporter
         self._loaded = guard(self._load)
         self._gathered = guard(self._gather)
         ddp = next((one for one in wrapped_in(model) if isinstance(one, DistributedDataParallel)), None)
@@ -102,20 +104,32 @@ class FingerprintTaker:
         self._is_synchronised = True
         self._exchanges = 0
         self._shares_inputs = False
-        self._unmoving = Unmoving(steps, notify)
-        self._ties = Ties(self._root, modules if every else None, notify)
+        self._unmoving = Unmoving(steps, reporter.on_notice)
+        self._ties = Ties(self._root, modules if every else None, reporter.on_notice)
         if every:
             watch_joins()
             self._watch_loads()
 
-    # --- called by the detector ---------------------------------------------------------------------------------------
+    # --- events -------------------------------------------------------------------------------------------------------
 
-    def forward_begins(self, batch: BatchInProgress) -> None:
+    def on(self, event: ForwardBegan | RootReturned | StepBegins | StepDone) -> None:
+        match event:
+            case ForwardBegan(batch):
+                self._forward_begins(batch)
+            case RootReturned():
+                self._root_returned()
+            case StepBegins():
+                self._step_begins(event.optimizer)
+            case StepDone(optimizer, batch_number):
+                with torch.no_grad():
+                    self._unmoving.after_step(optimizer, batch_number)
+
+    def _forward_begins(self, batch: BatchInProgress) -> None:
         """A forward of ``batch`` begins, and ``batch.entry`` has what the root was given, if it was called."""
         if not self._every or not batch.is_streamed:
             return
         self._see_ddp()
-        self.forward_ends()
+        self._forward_ends()
         self._exchanges = self._collectives.exchanges
         ordinal = self._ordinal()
         if ordinal == self._last:
@@ -126,32 +140,25 @@ class FingerprintTaker:
         self._unsure = taken
         self.flush()
 
-    def forward_ends(self) -> None:
+    def _forward_ends(self) -> None:
         """Nothing is gathered any more for the forward that began last."""
         for taken in (*([self._unsure] if self._unsure is not None else []), *self._pending):
             taken.close()
         self.flush()
 
-    def root_ends(self) -> None:
-        """The forward of the root is over. Ranks that exchange values in it may work on parts of one input, as they do where a
-        sequence is divided."""
+    def _root_returned(self) -> None:
+        """Ranks that exchange values in a forward may work on parts of one input, as where a sequence is divided."""
         plan = self._plan
         if plan is not None and not plan.exchanges and self._collectives.exchanges > self._exchanges:
             self._shares_inputs = True
-        self.forward_ends()
+        self._forward_ends()
 
-    def before_step(self, optimizer: Optimizer) -> None:
-        """An optimizer of the model is about to step, upon the gradients of the last forward."""
+    def _step_begins(self, optimizer: Optimizer) -> None:
         plan = self._plan
         self._is_local |= not self._is_synchronised or (plan is not None and not plan.is_synchronised)
-        self.forward_ends()
+        self._forward_ends()
         with torch.no_grad():
             self._unmoving.before_step(optimizer)
-
-    def after_step(self, optimizer: Optimizer, batch: int) -> None:
-        """An optimizer of the model has stepped, in ``batch``."""
-        with torch.no_grad():
-            self._unmoving.after_step(optimizer, batch)
 
     def flush(self, *, wait: bool = False) -> None:
         """Sends what has come; ``wait``: all that was taken."""
@@ -165,7 +172,7 @@ class FingerprintTaker:
             pairs = taken.pairs()
             self._unmoving.see(taken.rows, pairs)
             if taken.plan.is_shared:
-                self._send(taken.plan.table, taken.finish(pairs))
+                self._reporter.on_fingerprint(taken.plan.table, taken.finish(pairs))
 
     def remove(self) -> None:
         for handle in (*self._handles.values(), *self._gathers):

@@ -20,7 +20,7 @@ import rankwatch
 from models import Calls
 from notebook import Fragile, Gain, first_weight, model_of, ones, sgd, watched, watching
 from rankwatch.errors import TrainingAborted
-from rankwatch.judge.observer import BadReading
+from rankwatch.judge.reporter import BadReading
 from rankwatch.shared.types.frame import Kind, Position, State
 from trainings.parts import Root
 
@@ -175,7 +175,7 @@ def test_an_abort_is_raised_at_the_next_hook(where: str, recwarn: pytest.Warning
     optimizer = sgd(model)
     model(ones()).sum().backward()
     before = copy.deepcopy(model.state_dict())
-    detector.abort = lambda: TrainingAborted("rank 5 of 8")
+    detector.obey(lambda: TrainingAborted("rank 5 of 8"))
     if where == "eval":
         model.eval()
     with pytest.raises(TrainingAborted, match="rank 5 of 8"):
@@ -186,7 +186,7 @@ def test_an_abort_is_raised_at_the_next_hook(where: str, recwarn: pytest.Warning
 
 def test_an_abort_in_mid_forward(recwarn: pytest.WarningsRecorder) -> None:
     model, detector, _ = watching(Gain(), Gain(), Gain())
-    model[1].register_forward_pre_hook(lambda *_: setattr(detector, "abort", lambda: TrainingAborted("now")))
+    model[1].register_forward_pre_hook(lambda *_: detector.obey(lambda: TrainingAborted("now")))
     with pytest.raises(TrainingAborted, match="now"):
         model(ones())
     assert detector.position == Position(0, 0, 1)
@@ -205,7 +205,7 @@ def test_an_error_of_ours_is_logged_once_and_the_training_goes_on(
     assert [record.getMessage() for record in caplog.records] == [f"rankwatch: {fault}"]
     assert notebook.faults == [fault]
     assert notebook.batches == []
-    detector.abort = lambda: TrainingAborted("still heard")
+    detector.obey(lambda: TrainingAborted("still heard"))
     with pytest.raises(TrainingAborted, match="still heard"):
         model(ones())
 

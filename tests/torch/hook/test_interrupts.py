@@ -111,7 +111,7 @@ def test_an_interruption_of_our_own_hooks_leaves_nothing_behind(where: str, monk
     model, _, detector, notebook = interruptible(check="batch")
     train(model, 2)
     with monkeypatch.context() as patched:
-        patched.setattr(detector, where, interrupt)
+        patched.setattr(detector._forwards, where, interrupt)
         with pytest.raises(KeyboardInterrupt):
             model(torch.ones(3, 4))
     train(model, 3)

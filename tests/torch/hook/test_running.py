@@ -7,17 +7,18 @@ from concurrent.futures import ThreadPoolExecutor
 from torch import nn
 
 from rankwatch.hook.running import RunningRoots
+from rankwatch.judge.events import Feed
 
 
 def test_only_the_outermost_forward_begins_and_ends_a_batch() -> None:
-    roots = RunningRoots(nn.Identity())
+    roots = RunningRoots(nn.Identity(), Feed())
     assert [roots.enter(), roots.enter(), roots.enter()] == [True, False, False]
     assert [roots.leave(), roots.leave(), roots.leave()] == [False, False, True]
     assert not roots.is_here()
 
 
 def test_a_second_thread_is_not_watched_while_a_forward_runs() -> None:
-    roots = RunningRoots(nn.Identity())
+    roots = RunningRoots(nn.Identity(), Feed())
     assert roots.enter()
     with ThreadPoolExecutor(1) as other:
         assert other.submit(roots.enter).result() is None
@@ -30,7 +31,7 @@ def test_a_second_thread_is_not_watched_while_a_forward_runs() -> None:
 
 
 def test_a_second_thread_is_not_watched_before_the_first_one_is_judged() -> None:
-    roots = RunningRoots(nn.Identity())
+    roots = RunningRoots(nn.Identity(), Feed())
     assert roots.enter()
     with ThreadPoolExecutor(1) as other:
         with roots.leaving() as is_outermost:
@@ -40,13 +41,13 @@ def test_a_second_thread_is_not_watched_before_the_first_one_is_judged() -> None
 
 
 def test_a_forward_that_ends_without_a_beginning_is_no_outermost_one() -> None:
-    roots = RunningRoots(nn.Identity())
+    roots = RunningRoots(nn.Identity(), Feed())
     assert not roots.leave()
     assert roots.enter()
 
 
 def test_only_an_exception_raised_during_the_forward_counts() -> None:
-    roots = RunningRoots(nn.Identity())
+    roots = RunningRoots(nn.Identity(), Feed())
     try:
         raise ValueError("before")
     except ValueError:

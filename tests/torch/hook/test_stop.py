@@ -71,7 +71,7 @@ def test_an_abort_from_outside_calls_stop_at_the_next_hook_and_keeps_the_weights
     detector, _ = watched(model, stop=told.append)
     before = first_weight(model).clone()
     model(ones()).sum().backward()
-    detector.abort = lambda: TrainingAborted("rank 1 it was")
+    detector.obey(lambda: TrainingAborted("rank 1 it was"))
     assert told == []
     optimizer.step()
     step(model, optimizer)

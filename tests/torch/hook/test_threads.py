@@ -14,7 +14,10 @@ from torch import nn
 
 from collectors import until
 from notebook import learn, model_of, ones, sgd, watched, watching
-from rankwatch.replicas.fingerprints import FingerprintTaker
+from rankwatch.hook import backwards, loss
+from rankwatch.hook.compiled.entry import CompiledEntry
+from rankwatch.hook.loss import versions_of
+from rankwatch.measure.modules import Modules
 
 STEPS = 100
 
@@ -76,7 +79,7 @@ def test_another_thread_calls_the_model_between_its_forwards(
     model, detector, notebook = watching(**options)
     with repeated(lambda: call(model)):
         train(model)
-    assert (detector.fault, notebook.trips, detector._inside) == ("", [], 0)
+    assert (detector.fault, notebook.trips, detector._doors._inside) == ("", [], 0)
     assert all(map(torch.equal, alone.parameters(), model.parameters()))
     before = detector.position.batch
     train(model)
@@ -97,16 +100,17 @@ def test_models_that_are_trained_each_in_its_own_thread() -> None:
     assert [(detector.position.batch, detector.fault) for detector in detectors] == [(STEPS - 1, "")] * 3
 
 
-def test_gradients_are_read_in_the_thread_that_trains_alone() -> None:
+def test_gradients_are_read_in_the_thread_that_trains_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     model, other = model_of(), model_of()
-    detector, notebook = watched(model)
-    read, gradients = set(), detector._losses._gradients
+    _, notebook = watched(model)
+    read = set()
 
-    def note() -> list[tuple[int, int] | None]:
+    def note(modules: Modules) -> list[tuple[int, int] | None]:
         read.add(threading.get_ident())
-        return gradients()
+        return versions_of(modules)
 
-    detector._losses._gradients = note  # type: ignore[method-assign]
+    for module in (loss, backwards):
+        monkeypatch.setattr(module, "versions_of", note)
     with repeated(lambda: other(ones()).sum().backward()):
         train(model)
     assert read == {threading.get_ident()}
@@ -117,11 +121,11 @@ def test_gradients_are_read_in_the_thread_that_trains_alone() -> None:
 def test_a_hook_that_was_ended_by_an_interruption_holds_no_other_thread_up_for_good() -> None:
     model, detector, _ = watching()
     train(model)
-    detector._inside = threading.get_ident()
+    detector._doors._inside = threading.get_ident()
     thread = threading.Thread(target=train, args=[model])
     thread.start()
     thread.join()
-    assert (detector.position.batch, detector._inside, detector.fault) == (2 * STEPS - 1, 0, "")
+    assert (detector.position.batch, detector._doors._inside, detector.fault) == (2 * STEPS - 1, 0, "")
 
 
 def test_a_model_that_is_trained_while_its_detector_is_made_is_watched_once_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,14 +142,14 @@ def test_a_model_that_is_trained_while_its_detector_is_made_is_watched_once_it_i
             frame = frame.f_back
         return frame is not None
 
-    def made(*args: Any, **kwargs: Any) -> FingerprintTaker:  # the hooks are there before it is
+    def made(*args: Any, **kwargs: Any) -> CompiledEntry:  # the hooks are there before it is
         threads.append(threading.Thread(target=step))
         threads[0].start()
         until(lambda: waits(threads[0]) or not threads[0].is_alive())
-        return FingerprintTaker(*args, **kwargs)
+        return CompiledEntry(*args, **kwargs)
 
     threads = list[threading.Thread]()
-    monkeypatch.setattr("rankwatch.hook.detector.FingerprintTaker", made)
+    monkeypatch.setattr("rankwatch.hook.detector.CompiledEntry", made)
     detector, notebook = watched(model)
     threads[0].join()
     assert notebook.faults == []

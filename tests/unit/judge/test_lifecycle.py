@@ -12,20 +12,11 @@ from hypothesis import strategies as st
 
 from jobs import environment
 from rankwatch.judge.batch import PART_MOVES, BatchOrigin, BatchPart, BatchState, Gate, PartState
-from rankwatch.judge.lifecycle import (
-    DIRECT_FRAMES,
-    LOOSE_FRAMES,
-    NO_TASK,
-    Abandon,
+from rankwatch.judge.events import (
     BackwardReached,
-    Close,
     DirectCall,
-    Effect,
-    Event,
     ForwardComes,
-    Life,
     PartIsFull,
-    Release,
     RootBegan,
     RootLeft,
     RootRaised,
@@ -33,6 +24,7 @@ from rankwatch.judge.lifecycle import (
     StepBegins,
     Steps,
 )
+from rankwatch.judge.lifecycle import DIRECT_FRAMES, LOOSE_FRAMES, NO_TASK, Abandon, Close, Effect, Event, Life, Release
 from rankwatch.shared.types.frame import Moment, Position
 
 MODULES = 3

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
+from ...judge.events import GraphBegan, Wrapped
 from ...measure.modules import unwrap, wrapped_in
 from ...touch.stack import outwards
 from ...touch.torch_private import never_compile
@@ -36,6 +37,8 @@ class CompiledEntry:
     ``torch.compile(model)`` makes a wrapper, which takes hooks. ``model.compile()`` puts a function in place of the call.
     """
 
+    events = (Wrapped, GraphBegan)
+
     def __init__(self, model: nn.Module, listener: CompiledListener) -> None:
         self._given = listener.compiled_given
         self._returned = listener.compiled_returned
@@ -44,18 +47,23 @@ class CompiledEntry:
         self._looks = 0
         for module in wrapped_in(model):
             if "_orig_mod" in module._modules:
-                self.wrapped(module, model)
+                self._wrapped(module, model)
             else:
                 self._look_at(module)
 
-    def wrapped(self, wrapper: nn.Module, module: nn.Module) -> None:
-        """``torch.compile`` wraps a module."""
+    def on(self, event: Wrapped | GraphBegan) -> None:
+        if isinstance(event, Wrapped):
+            self._wrapped(*event)
+        elif not event.is_given:
+            self._look_again()
+
+    def _wrapped(self, wrapper: nn.Module, module: nn.Module) -> None:
         if not self._undo and unwrap(module) is self._root:
             before = wrapper.register_forward_pre_hook(_BeforeGraph(self._given), with_kwargs=True)
             after = wrapper.register_forward_hook(_AfterGraph(self._returned), always_call=True)
             self._undo += [before.remove, after.remove]
 
-    def look_again(self) -> None:
+    def _look_again(self) -> None:
         """The root's graph runs, and nothing was seen before: looks at the root, and at what has called the graph.
 
         ``model.compile()`` may be called after ``watch``, and ``watch`` may be given what an earlier ``torch.compile`` wraps.
@@ -66,7 +74,7 @@ class CompiledEntry:
         self._look_at(self._root)
         for caller in (frame.f_locals.get("self") for frame in outwards(sys._getframe(1))):
             if isinstance(caller, nn.Module) and "_orig_mod" in caller._modules:
-                self.wrapped(caller, caller)
+                self._wrapped(caller, caller)
 
     def _look_at(self, module: nn.Module) -> None:
         if not self._undo and getattr(module, "_compiled_call_impl", None) is not None:

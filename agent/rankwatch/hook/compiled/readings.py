@@ -27,7 +27,7 @@ class Roots(Protocol):
     def end_batch(self) -> None: ...
 
     def open_direct(self, has_gradients: bool) -> object:
-        """A module was called directly."""
+        """A module was called by itself."""
 
 
 class HandedCalls:

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from ...errors import TrainingAborted
 from ...judge.batch import BatchInProgress, BatchPart
+from ...judge.events import BackwardBegins, ForwardComes, OutputsCame, ScaleSpent, UpdateBegins
 from ...judge.optimizer_steps import OptimizerSteps
 from ...judge.settler import Settler
 from ...measure.collectives import Collectives
@@ -31,7 +32,6 @@ from ...measure.tape import Cell
 from ...measure.weights import mark_shard
 from ...rerun.backward_rerun import OTHERWISE, OTHERWISE_COMPILED, RootRun, why_gradients_differ
 from ...rerun.careful import Careful, is_compiled
-from ...rerun.forward import RootEntry
 from ...rerun.limit import Limit
 from ...shared.types.config import Config, Policy
 from ...shared.types.frame import Kind, Phase, ReadingSpec
@@ -43,7 +43,7 @@ from ..fails_open import FailsOpen
 from ..hooks import Hooks
 from .gradient_look import are_all_bad, have_come, is_bad, is_of_anomaly, norms_of, parameters_of
 from .known_norms import KnownNorms
-from .scaler import LossScales
+from .scaler import LossScales, Scale
 from .step_norm import StepNorm
 
 log = logging.getLogger(__name__)
@@ -70,6 +70,8 @@ class Guard:
         collectives: count the reductions that were called from Python.
     """
 
+    events = (ForwardComes, OutputsCame, BackwardBegins, ScaleSpent, UpdateBegins)
+
     def __init__(
         self,
         config: Config,
@@ -83,7 +85,10 @@ class Guard:
         doors: FailsOpen,
     ) -> None:
         self._guards = config.guard and config.policy is not Policy.OFF
+        self._measures = config.gradients
         self._keeps = self._guards or (config.gradients and config.policy is not Policy.OFF)
+        self._doors = doors
+        self._arrived = doors.guarded(self._arrive)
         self._batches = batches
         self._settler = settler
         self._recorder = recorder
@@ -111,9 +116,22 @@ class Guard:
         self._drop()
         self._known.remove()
 
+    def on(self, event: ForwardComes | OutputsCame | BackwardBegins | ScaleSpent | UpdateBegins) -> None:
+        match event:
+            case ForwardComes():
+                self._forward_comes()
+            case OutputsCame():
+                self._mark(event)
+            case BackwardBegins(versions=versions):
+                self._backward_begins(is_first=bool(versions) and not any(versions or ()))
+            case ScaleSpent(scale, optimizer):
+                self._scale_spent(scale, optimizer)
+            case UpdateBegins(optimizer):
+                self._update_begins(optimizer)
+
     # --- what is kept until the step --------------------------------------------------------------------------------------
 
-    def forward_begins(self) -> None:
+    def _forward_comes(self) -> None:
         self._awaits_step = False
         if torch.is_grad_enabled():
             self._is_new_step = True
@@ -128,24 +146,23 @@ class Guard:
         ddp = active_ddp()
         self._is_reduced_by_ddp |= ddp is not None and torch.distributed.get_world_size() > 1
 
-    def mark(self, part: BatchPart, entry: RootEntry | None, output: Any, reached: Callable[..., None]) -> list[Tensor]:
-        """A root returns: the gradients that the loss will hand to its outputs are kept. Returns these outputs.
-
-        ``reached`` is called with the part, what keeps a gradient or None, the number of the output, and its gradient.
-        """
-        if not (part.batch.is_streamed and torch.is_grad_enabled()):
-            return []
-        keep = None
+    def _mark(self, returned: OutputsCame) -> None:
+        """The gradients that the loss will hand to these outputs are kept, where the root's forward can be run again."""
+        part, entry, output = returned
+        run = None
         if self._keeps and entry is not None:
-            keep = partial(self._keep, part.batch, RootRun(entry, output, is_compiled=part.batch.is_compiled))
-        return backward.mark_outputs(output, partial(reached, part, keep))
+            run = RootRun(entry, output, is_compiled=part.batch.is_compiled)
+        backward.mark_outputs(output, partial(self._arrived, part, run))
 
-    def mark_compiled(self, output: Any, reached: Callable[..., None]) -> list[Tensor]:
-        """The same for a compiled root."""
-        forward = self._batches.returned()
-        return self.mark(*forward, output, reached) if forward is not None else []
+    def _arrive(self, part: BatchPart, run: RootRun | None, number: int, gradient: Tensor | None) -> None:
+        """A backward hands a gradient to an output of this part's forward."""
+        if self._doors.is_off:
+            return
+        if run is not None:
+            self._keep(part.batch, run, number, gradient)  # first: a bad loss may have the forward run again
+        self._batches.reach(part)
 
-    def backward_begins(self, *, is_first: bool) -> None:
+    def _backward_begins(self, *, is_first: bool) -> None:
         """``is_first``: no parameter has a gradient; what was kept belongs to a step that was skipped."""
         self._known.forget()
         self._awaits_step = True
@@ -171,8 +188,7 @@ class Guard:
 
     # --- the look before a step ----------------------------------------------------------------------------------------
 
-    def before_step(self, optimizer: Optimizer) -> None:
-        """An optimizer of the model is about to step, with the gradients that it has now."""
+    def _update_begins(self, optimizer: Optimizer) -> None:
         batch = self._batches.life.of_backward
         may_wait = self._settler.check is not Check.ASYNC  # on a device it never waits: there the weights tell later
         parameters = parameters_of(optimizer) if batch.is_streamed else []
@@ -192,7 +208,7 @@ class Guard:
         if looks and not norms.are_finite:
             self._norm.drop()
             if any(map(is_bad, gradients)):
-                self.find_origin()
+                self._find_origin()
         self._awaits_step = False
         self._known.begin()
         if self._steps.has_several:
@@ -207,7 +223,7 @@ class Guard:
         self._awaits_step = False
         try:
             if is_of_anomaly(error) or (have_come(self._gradients) and any(map(is_bad, self._gradients))):
-                self.find_origin()
+                self._find_origin()
         except TrainingAborted as trip:
             return trip
         return None
@@ -222,14 +238,22 @@ class Guard:
 
     # --- where the gradient came from ----------------------------------------------------------------------------------
 
-    def find_origin(self) -> None:
+    def _scale_spent(self, scale: Scale, optimizer: Optimizer) -> None:
+        """The scale of a loss shrinks without end: it is not the cause. The gradients tell where they are not finite."""
+        batch = self._batches.life.of_backward
+        is_measured = self._measures and batch.is_full
+        if not (self._doors.is_off or is_measured) and self._steps.is_ours(optimizer) and batch.is_streamed:
+            batch.scaling = self._scales.scaling(scale)
+            self._find_origin()
+
+    def _find_origin(self) -> None:
         """A gradient is not finite: runs the batches again, and trips."""
-        self._batches.settle(wait=True)  # what the forward shows comes first
+        self._batches.settle()  # what the forward shows comes first
         last, why = self._batches.life.of_backward, self._why_not()
         for batch in list(self._kept) if not why else ():
             if why := self._measure_again(batch):
                 break
-            self._batches.settle(wait=True)
+            self._batches.settle()
         came_from = ""
         if not why and self._is_reduced:
             came_from = "all_reduce"
@@ -245,7 +269,7 @@ class Guard:
             rows, gradients = _gradients(named)
             if rows:
                 self._add(last, named, rows, list(map(self._recorder.cell, gradients)), why, came_from)
-        self._batches.settle(wait=True)
+        self._batches.settle()
 
     @property
     def _gradients(self) -> list[Tensor]:

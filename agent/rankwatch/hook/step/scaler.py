@@ -15,10 +15,12 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...judge.batch import LossScaling
+from ...judge.events import Feed, ForwardComes, ScaleSpent
 from ...judge.lifecycle import Life
 from ...measure.tape import to_host
 from ...shared.types.config import Config
 from ...touch.patched import patch
+from ..fails_open import FailsOpen
 
 HIGH = 2.0**16
 """Torch's default scale. A scale that shrinks from above it is still being searched for: that tells nothing."""
@@ -88,20 +90,26 @@ class LossScales:
 
     Args:
         life: the batches, of which one ran its backward last.
-        stepped: called with the scale, when a scaler whose scale is not the cause, and scales up no more, has done or skipped
-            an optimizer's step.
+        feed: tells ``ScaleSpent`` when a scaler whose scale is not the cause, and scales up no more, has done or skipped an
+            optimizer's step.
+        doors: catch errors of ours.
     """
 
-    def __init__(self, config: Config, life: Life, stepped: Callable[[Scale, Optimizer], None]) -> None:
+    events = (ForwardComes,)
+
+    def __init__(self, config: Config, life: Life, feed: Feed, doors: FailsOpen) -> None:
         self._most = config.max_scale_shrinks
         self._life = life
-        self._on_step = stepped
+        self._tell = doors.guarded(feed.tell)
         self._option = Scale(config.loss_scale) if config.loss_scale is not None else None
         self._scales: weakref.WeakKeyDictionary[Any, Scale] = weakref.WeakKeyDictionary()
         self._last = self._option
         self._scaled_last: Scale | None = None
         _wrap()
         _listeners.add(self)
+
+    def on(self, event: ForwardComes) -> None:
+        self.poll()
 
     def poll(self) -> None:
         """Reads the scales whose copies have arrived. Waits for none."""
@@ -140,7 +148,7 @@ class LossScales:
         """A backward has ended: the next one's loss may have no scale."""
         self._scaled_last = None
 
-    def close(self) -> None:
+    def remove(self) -> None:
         _listeners.discard(self)
 
     # --- of every torch.amp.GradScaler of the process, from its first ``scale`` on ---------------------------------------
@@ -164,7 +172,7 @@ class LossScales:
             self.poll()
             # Gradients that overflow without any scale, and not merely a loss that is summed and needs a low one.
             if scale.shrinks >= self._most and scale.value <= 1.0:
-                self._on_step(scale, optimizer)
+                self._tell(ScaleSpent(scale, optimizer))
 
 
 def _wrap() -> None:

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from closeups import operator_of
 from models import Calls
 from notebook import Notebook, learn, sgd, take_step, watched
-from rankwatch.errors import OverflowDetected
+from rankwatch.errors import OverflowDetected, TrainingAborted
 from rankwatch.measure import norms
 from rankwatch.shared.types.trip import Cause, Trip
 from rankwatch.shared.words.cause import classify
@@ -209,7 +209,7 @@ def test_however_it_is_trained(way: Callable[[nn.Module], Callable[[int], object
 
 def failed(
     model: nn.Module, look: Callable[[Any], None], fails: type[Exception], **options: Any
-) -> tuple[Notebook, OverflowDetected | None]:
+) -> tuple[Notebook, TrainingAborted | None]:
     """A training that clips, with what the guard finds as an exception ends it."""
     step = trained(model, then=lambda: look(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, **options)))
     detector, notebook = watched(model)

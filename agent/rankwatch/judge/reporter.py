@@ -1,4 +1,4 @@
-"""What a watch is told of: batches, notices, and a trip with its close-up."""
+"""What a watch reports: batches, notices, and a trip with its close-up."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from ..rerun.capsule.capsule import CapsuleRules, CapsuleWritten, write
 from ..rerun.close_up_runs import Subject, look_closer
 from ..rerun.forward import Forward
 from ..shared.types.closeup import CloseUp
+from ..shared.types.fingerprint import Fingerprint, FingerprintTable
 from ..shared.types.frame import BatchSummary, Frame, FrameTable
 from ..shared.types.notice import Notice
 from ..shared.types.trip import Trip
@@ -26,12 +27,13 @@ class BadReading(NamedTuple):
     infs: int
 
 
-class Observer(Protocol):
-    """Receives batches, notices and trips, in the training thread.
+class Reporter(Protocol):
+    """Receives batches, notices and trips, in the training thread, and reports them.
 
     For a trip, ``on_found`` is called first, before anything that shows this rank at a later position; ``on_closeup`` when
     the close-up is done, which ends early if it is not ``is_wanted`` any more, and writes a capsule by ``capsule_rules``.
-    Then ``on_trip`` returns the exception that is raised in the training.
+    Then ``on_trip`` returns the exception that is raised in the training. ``on_limit`` returns the one that ends it after
+    ``abort_after_batch_num``. ``on_fault`` is told of the error of ours that switched the detector off.
     """
 
     def on_batch(self, table: FrameTable, summary: BatchSummary) -> None: ...
@@ -42,6 +44,9 @@ class Observer(Protocol):
     def capsule_rules(self) -> CapsuleRules | None: ...
     def on_closeup(self, closeup: CloseUp) -> None: ...
     def on_trip(self, trip: Trip, bad_readings: list[BadReading]) -> TrainingAborted: ...
+    def on_fingerprint(self, table: FingerprintTable, fingerprint: Fingerprint) -> None: ...
+    def on_limit(self, batch: int) -> TrainingAborted: ...
+    def on_fault(self, fault: str) -> None: ...
 
 
 class FoundTrip(NamedTuple):
@@ -51,13 +56,13 @@ class FoundTrip(NamedTuple):
     """What the close-up looks at."""
 
 
-def announce(found: FoundTrip, observer: Observer, modules: Iterable[NamedModule]) -> None:
+def announce(found: FoundTrip, reporter: Reporter, modules: Iterable[NamedModule]) -> None:
     """Tells of a trip at once, and then of its close-up."""
-    observer.on_found(found.trip)
+    reporter.on_found(found.trip)
     if not found.trip.has_closeup:
         return
     names = {id(named.module): named.names[0] for named in modules}
-    rules, subject = observer.capsule_rules(), found.subject
+    rules, subject = reporter.capsule_rules(), found.subject
 
     def name(module: nn.Module) -> str:
         return names.get(id(module), "")
@@ -75,4 +80,4 @@ def announce(found: FoundTrip, observer: Observer, modules: Iterable[NamedModule
         )
 
     within = found.trip.closeup_within
-    observer.on_closeup(look_closer(subject, within, observer.is_wanted, name, keep if rules is not None else None))
+    reporter.on_closeup(look_closer(subject, within, reporter.is_wanted, name, keep if rules is not None else None))
