@@ -18,9 +18,20 @@ from ..shared.types.trip import Trip
 from ..shared.words.text import format_dump, format_frame
 from .detect_overflow import describe_bad_reading, emit
 from .registry import prepare
+from .reports import Reports
 from .watch_object import Watch
 
 log = logging.getLogger(__name__)
+
+
+class _TheirText(Reports):
+    """What a trip and a traced batch look like in the Hugging Face detector."""
+
+    def on_trace(self, frames: list[Frame]) -> None:
+        emit(self.heading() + "".join(f"{_complaints(frame)}{format_frame(frame)}\n" for frame in cleaned(frames)))
+
+    def report_alone(self, trip: Trip, bad_readings: list[BadReading]) -> None:
+        emit("".join(map(describe_bad_reading, bad_readings)) + format_dump(cleaned(trip.frames)))
 
 
 class DebugUnderflowOverflow(Watch):
@@ -38,6 +49,7 @@ class DebugUnderflowOverflow(Watch):
 
     _counts_all = True
     _judges_traced = False
+    _Reports = _TheirText
 
     def __init__(
         self,
@@ -70,12 +82,6 @@ class DebugUnderflowOverflow(Watch):
         """Watches nothing."""
         super().__init__(nn.Module(), Config())
         self.close()
-
-    def on_trace(self, frames: list[Frame]) -> None:
-        emit(self._heading() + "".join(f"{_complaints(frame)}{format_frame(frame)}\n" for frame in cleaned(frames)))
-
-    def _report_alone(self, trip: Trip, bad_readings: list[BadReading]) -> None:
-        emit("".join(map(describe_bad_reading, bad_readings)) + format_dump(cleaned(trip.frames)))
 
 
 def _complaints(frame: Frame) -> str:

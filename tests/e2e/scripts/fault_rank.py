@@ -179,7 +179,7 @@ class Rank:
 
     def keep_interpreter_in_abort(self, seconds: int) -> None:
         """Waits for the abort, and then keeps the GIL in C."""
-        while not self.watch._reason:
+        while not self.watch._order.reason:
             time.sleep(0.01)
         ctypes.PyDLL(None).sleep(seconds)
 

@@ -28,14 +28,15 @@ class Training:
         assert self.watch.is_connected
         self.told: dict[int, list[str]] = {}
         self.batches = 0
-        tell = self.watch.on_batch
+        reports = self.watch._reports
+        tell = reports.on_batch
 
         def noted(table: FrameTable, summary: BatchSummary) -> None:
             called = [spec.module for spec in table.specs if spec.readings[0].kind is not Kind.LOSS]
             self.told.setdefault(summary.batch, []).extend(called)
             tell(table, summary)
 
-        monkeypatch.setattr(self.watch, "on_batch", noted)
+        monkeypatch.setattr(reports, "on_batch", noted)
 
     def batch(self, value: float = 1.0) -> list[str]:
         """Trains one batch; returns the modules of the batch that was received last."""

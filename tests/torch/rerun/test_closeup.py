@@ -111,7 +111,7 @@ def test_a_marked_tensor_is_found_in_the_forward_around_it() -> None:
     with rankwatch.watch(model) as watch:
         with pytest.raises(OverflowDetected):
             model(-ONES)
-        found = watch._closeup
+        found = watch._reports.closeup
     assert found is not None
     assert place(found) == ("aten.log.default", line_of("marked", __file__))
     assert found.recurred == 3
