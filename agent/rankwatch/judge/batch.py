@@ -62,16 +62,16 @@ class BatchState(Enum):
     OUTSIDE = "calls outside of any batch"
     EVAL = "a forward without gradients"
     REHEARSAL = "a pipeline learns shapes: nothing is measured"
-    CANDIDATE = "a batch if a backward comes, without a number of its own"
-    NUMBERED = "a batch if a backward comes, with the next number"
+    CANDIDATE = "a batch if a backward comes, without a number"
+    RESERVED = "a batch if a backward comes, for which the next number is reserved"
     BATCH = "a batch"
 
 
-_CANDIDATES = (BatchState.CANDIDATE, BatchState.NUMBERED)
+_CANDIDATES = (BatchState.CANDIDATE, BatchState.RESERVED)
 
 MOVES = {
-    BatchState.CANDIDATE: (BatchState.NUMBERED,),
-    BatchState.NUMBERED: (BatchState.BATCH,),
+    BatchState.CANDIDATE: (BatchState.RESERVED,),
+    BatchState.RESERVED: (BatchState.BATCH,),
 }
 """The moves of a batch. From states that are not here there is none."""
 
@@ -176,7 +176,7 @@ class BatchInProgress:
     def move(self, state: BatchState) -> None:
         """Moves to another state, of which ``MOVES`` must know."""
         if state is not self.state:
-            assert state in MOVES[self.state], (self.state, state)
+            assert state in MOVES.get(self.state, ()), (self.state, state)
             self.state = state
 
     @contextmanager

@@ -10,18 +10,19 @@ a candidate makes it a batch; if none does, it was an evaluation, and nothing of
 
        a training-mode forward of the root  ----------------------------------+
                                                                               v
-       any other forward with gradients ---> NUMBERED --- a backward ---->  BATCH
+       any other forward with gradients ---> RESERVED --- a backward ---->  BATCH
                   |                            |   ^                          ^
                   |                            +---+ the next candidate       |
-                  |                                  has its number           |
+                  |                                  takes the reservation    |
                   +----------------------> CANDIDATE --- a backward ----------+
 
        a forward without gradients ---> EVAL       a pipeline that learns shapes ---> REHEARSAL       calls between ---> OUTSIDE
 
-A candidate that begins as the last batch did, or before there was any batch, has the next number from its start (NUMBERED). The
-candidate after it has the same number, if no backward came. Positions must not go back: the first time, its frames are counted
-on; from then on ``position`` waits where candidates start. A candidate that begins in another way has the position of an eval, or
-of frames outside of batches, until a backward gives it a number (CANDIDATE).
+A batch has its number from the first backward that reaches it. A candidate that begins as the last batch did, or before there was
+any batch, reserves the next number at its start (RESERVED): a trip in its forward is told with this number, and ``every`` and
+``trace_batch_nums`` go by it. The reservation passes to the next candidate, until a backward confirms one. Positions must not go
+back: the first time, the next candidate's frames are counted on; from then on ``position`` waits where candidates start. A
+candidate that begins in another way reserves nothing (CANDIDATE). It has the position of an eval, or of frames outside of batches.
 
 **A part** is what of a batch is judged and sent together: the frames of its forward, its loss, the frames of its backward.
 
@@ -218,7 +219,7 @@ class Life:
 
     @property
     def position_waits(self) -> bool:
-        return self._is_waiting and self._candidate is not None and self._candidate.state is BatchState.NUMBERED
+        return self._is_waiting and self._candidate is not None and self._candidate.state is BatchState.RESERVED
 
     # --- frames: a few steps for each, so no events --------------------------------------------------------------------
 
@@ -319,7 +320,7 @@ class Life:
             self.current = self.of_backward = BatchInProgress(self.position, steps.number, state=BatchState.REHEARSAL)
         elif origin is None:
             closing = self._close_direct()
-            if self._candidate is None or self._candidate.state is not BatchState.NUMBERED:
+            if self._candidate is None or self._candidate.state is not BatchState.RESERVED:
                 self._begin_eval()
             self.current = BatchInProgress(self.position, steps.number, state=BatchState.EVAL)
         elif origin is BatchOrigin.TRAINING:
@@ -333,7 +334,7 @@ class Life:
 
     def _next_batch(self, steps: Steps) -> tuple[list[Effect], BatchInProgress]:
         candidate, closing = self._candidate, list[Effect]()
-        if candidate is None or candidate.state is not BatchState.NUMBERED:
+        if candidate is None or candidate.state is not BatchState.RESERVED:
             closing = self._close_direct()
             batch = self._numbered(BatchOrigin.TRAINING, steps)
         else:
@@ -348,7 +349,7 @@ class Life:
 
     def _next_candidate(self, origin: BatchOrigin, steps: Steps) -> BatchInProgress:
         batch = self._candidate
-        if batch is not None and batch.state is BatchState.NUMBERED:
+        if batch is not None and batch.state is BatchState.RESERVED:
             self._is_waiting = True
             batch = self._take_over(batch, origin, steps)
         elif self._origin in (None, origin):
@@ -364,7 +365,7 @@ class Life:
         number = self.position.batch + 1
         self.position = Position(number, 0, 0)
         traced = number in self.trace_batch_nums
-        state = BatchState.BATCH if origin is BatchOrigin.TRAINING else BatchState.NUMBERED
+        state = BatchState.BATCH if origin is BatchOrigin.TRAINING else BatchState.RESERVED
         is_full = traced or number % self.every == 0
         return BatchInProgress(self.position, steps.number, origin=origin, state=state, traced=traced, is_full=is_full)
 
@@ -411,15 +412,15 @@ class Life:
     def _be_batch(self, batch: BatchInProgress, task: int, steps: Steps) -> None:
         candidate = self._candidate
         if batch.state is BatchState.CANDIDATE:
-            is_numbered = candidate is not None and candidate.state is BatchState.NUMBERED
+            is_numbered = candidate is not None and candidate.state is BatchState.RESERVED
             if not (task == self._last_task != NO_TASK or is_numbered):
                 self.position = Position(self.position.batch + 1, 0, 0)
             batch.position = self.position
-            batch.move(BatchState.NUMBERED)
+            batch.move(BatchState.RESERVED)
         elif batch.origin is not BatchOrigin.TRAINING:
             self.position = max(batch.position, self.position)
         # Before it is a batch: if this is interrupted, no later forward may have the number of a batch.
-        if candidate is batch or (candidate is not None and candidate.state is not BatchState.NUMBERED):
+        if candidate is batch or (candidate is not None and candidate.state is not BatchState.RESERVED):
             self._candidate = self._candidate_part = None
             self.is_direct = False
         batch.move(BatchState.BATCH)
