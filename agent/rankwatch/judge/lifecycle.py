@@ -22,7 +22,8 @@ A batch has its number from the first backward that reaches it. A candidate that
 any batch, reserves the next number at its start (RESERVED): a trip in its forward is told with this number, and ``every`` and
 ``trace_batch_nums`` go by it. The reservation passes to the next candidate, until a backward confirms one. Positions must not go
 back: the first time, the next candidate's frames are counted on; from then on ``position`` waits where candidates start. A
-candidate that begins in another way reserves nothing (CANDIDATE). It has the position of an eval, or of frames outside of batches.
+candidate that begins in another way reserves nothing (CANDIDATE). Its position is that of an eval, or of frames outside of any
+batch.
 
 **A part** is what of a batch is judged and sent together: the frames of its forward, its loss, the frames of its backward.
 
