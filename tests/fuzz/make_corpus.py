@@ -18,12 +18,11 @@ from typing import Any
 import msgpack
 
 import makers
-from rankwatch.shared.link import codec as data
 from rankwatch.shared.link import wire
 from rankwatch.shared.types import fields, messages
 from rankwatch.shared.types.frame import FrameTable, pack
 from rankwatch.shared.types.notice import NoticeKind
-from rankwatch.shared.types.tuning import Check, Tuning
+from rankwatch.shared.types.tuning import MAX_EVERY, MAX_PATTERNS, Check, Tuning
 
 EVIL = "EVIL"
 
@@ -180,7 +179,7 @@ def deep_parts_broken() -> Iterator[tuple[str, bytes]]:
         ("frame.column-is-no-whole-number", b"\0" * 7, (2, 2, 0, 2)),
         ("root_input.value-is-of-two", b"\0" * 16, (2, 3, 0, 3)),
         ("root_input.value-is-empty", b"", (2, 3, 0, 3)),
-        ("shape-is-too-deep", [1] * (data.MAX_DIMS + 1), (2, 5)),
+        ("shape-is-too-deep", [1] * (fields.MAX_DIMS + 1), (2, 5)),
         ("shape-is-negative", [-1], (2, 5)),
         ("loss_scale-is-negative-inf", -makers.INF, (2, 10)),
     ]
@@ -299,11 +298,11 @@ def read_all_the_same() -> Iterator[tuple[str, bytes]]:
     yield "notice.dtype-is-none", wire.encode(messages.Noticed(42, makers.notice(NoticeKind.ZEROS, value=0, dtype="\0")))
     yield (
         "tune.all-runs",
-        wire.encode(messages.Tune(tuning=Tuning(every=wire.MAX_EVERY, modules=(), trace_batch_nums=(INT64,)))),
+        wire.encode(messages.Tune(tuning=Tuning(every=MAX_EVERY, modules=(), trace_batch_nums=(INT64,)))),
     )
     yield "tune.nothing", wire.encode(messages.Tune())
     yield "invite.job-has-line-breaks", saying('a\n["", "b", "c"]\n', messages.Invite(EVIL))
-    yield "tuned.many", wire.encode(messages.Tuned(("",) * wire.MAX_PATTERNS, INT64))
+    yield "tuned.many", wire.encode(messages.Tuned(("",) * MAX_PATTERNS, INT64))
 
 
 def trips_that_are_read() -> Iterator[tuple[str, bytes]]:

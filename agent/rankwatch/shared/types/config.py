@@ -16,6 +16,7 @@ from typing import Any
 
 from ...errors import TrainingAborted, UsageError
 from ..str_enum import StrEnum
+from .fields import MAX_CLOSEUP
 from .tuning import Check
 
 if sys.version_info >= (3, 11):
@@ -84,9 +85,6 @@ class Config:
     stop: Callable[[TrainingAborted], None] | None = None
     connection: str | None = None
 
-
-MOST_SECONDS = 3600.0
-"""Of a close-up: the report waits for it."""
 
 FUNCTIONS = frozenset({"loss_scale", "stop"})
 """Options that only an argument can set."""
@@ -188,8 +186,8 @@ def _seconds(value: Any, where: str) -> float:
         number = float(value)
     except (TypeError, ValueError):
         number = -1.0
-    if isinstance(value, bool) or not 0.0 <= number <= MOST_SECONDS:
-        raise UsageError(f"{where}: expected seconds, from 0 (none) to {MOST_SECONDS:g}")
+    if isinstance(value, bool) or not 0.0 <= number <= MAX_CLOSEUP:
+        raise UsageError(f"{where}: expected seconds, from 0 (none) to {MAX_CLOSEUP:g}")
     return number
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-from .fields import sent_name
+from .fields import MAX_DIMS, MAX_ROWS, Dtype, Items, Shape, integer, sent_name, string
 
 LANE_BYTES = 16
 """A checksum: two lanes, each an integer modulo 2^64, little-endian."""
@@ -24,6 +24,9 @@ ALL_ROWS = -1
 
 NO_GATHER = -1
 
+MAX_MESHES = 4096
+"""Of one fingerprint table."""
+
 
 @dataclass(frozen=True, slots=True)
 class RankMesh:
@@ -35,9 +38,9 @@ class RankMesh:
     """
 
     ranks: tuple[int, ...]
-    shape: tuple[int, ...]
-    replicated: tuple[bool, ...]
-    gathers: int = NO_GATHER
+    shape: Shape
+    replicated: Annotated[tuple[bool, ...], Items(MAX_DIMS)]
+    gathers: Annotated[int, integer(NO_GATHER, MAX_DIMS)] = NO_GATHER
     source: str = ""
     is_declared: bool = True
 
@@ -76,9 +79,9 @@ class FingerprintRow(NamedTuple):
     """
 
     parameter: str
-    dtype: str
+    dtype: Dtype
     numel: int
-    mesh: int
+    mesh: Annotated[int, integer(0, MAX_MESHES)]
     slot: int
     is_trainable: bool
 
@@ -91,7 +94,7 @@ class FingerprintTable:
     dimension that is not replicated must be fed different inputs. None: nothing is known of that.
     """
 
-    rows: tuple[FingerprintRow, ...]
+    rows: Annotated[tuple[FingerprintRow, ...], Items(MAX_ROWS)]
     meshes: tuple[RankMesh, ...]
     inputs: RankMesh | None = None
     id: str = field(init=False)
@@ -113,6 +116,10 @@ class FingerprintTable:
     def gathered_of(self, slot: int) -> tuple[FingerprintRow, ...]:
         """Those of them that are gathered for the forward, in their order in ``gathers``."""
         return tuple([row for row in self.rows_of(slot) if self.meshes[row.mesh].gathers != NO_GATHER])
+
+    def check_parts(self) -> None:
+        if not self.is_valid:
+            raise ValueError("the rows do not fit the meshes, or a mesh does not fit its shape")
 
     @property
     def is_valid(self) -> bool:
@@ -146,11 +153,11 @@ class Fingerprint(NamedTuple):
     more than a few elements since the first fingerprint, or talks to the others in a way that is not seen.
     """
 
-    table_id: str
+    table_id: Annotated[str, string(64)]
     era: int
     ordinal: int
     step: int
-    slot: int
+    slot: Annotated[int, integer(ALL_ROWS)]
     is_loaded: bool
     is_local: bool
     communicates: bool

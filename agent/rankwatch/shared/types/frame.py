@@ -13,9 +13,9 @@ import math
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-from .fields import sent_name
+from .fields import MAX_ROWS, AnyFloat, BatchNumber, Dtype, Items, sent_name
 
 MAX_ALIASES = 16
 """Further names of a module that are sent."""
@@ -120,7 +120,7 @@ class Position(NamedTuple):
     the finished frames: a rank has passed the frame with index f once ``frame > f``.
     """
 
-    batch: int
+    batch: BatchNumber
     eval: int
     frame: int
 
@@ -141,7 +141,7 @@ class Moment(NamedTuple):
     """
 
     step: int
-    batch: int
+    batch: BatchNumber
     eval: int
     frame: int
 
@@ -162,9 +162,9 @@ class Reading(NamedTuple):
 
     label: str
     kind: Kind
-    dtype: str
-    abs_min: float
-    abs_max: float
+    dtype: Dtype
+    abs_min: AnyFloat
+    abs_max: AnyFloat
     state: State
 
 
@@ -174,7 +174,7 @@ class ReadingSpec:
 
     kind: Kind
     label: str
-    dtype: str
+    dtype: Dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +183,8 @@ class FrameSpec:
 
     module: str
     module_class: str
-    readings: tuple[ReadingSpec, ...]
-    aliases: tuple[str, ...] = ()
+    readings: Annotated[tuple[ReadingSpec, ...], Items(MAX_ROWS)]
+    aliases: Annotated[tuple[str, ...], Items(MAX_ALIASES)] = ()
     phase: Phase = Phase.FORWARD
 
     @property

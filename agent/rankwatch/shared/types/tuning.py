@@ -1,14 +1,22 @@
 """The options of ``watch`` that can change while the training runs.
 
-A new one also needs a field in ``wire``, an effect in ``Detector._tune`` and an option of ``rankwatch tune``.
+A new one also needs an effect in ``Detector._tune`` and an option of ``rankwatch tune``.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, fields
+from typing import Annotated
 
 from ..str_enum import StrEnum
+from .fields import Items, integer
+
+MAX_PATTERNS = 256
+MAX_TRACED = 10_000
+MAX_EVERY = 1 << 31
+
+Patterns = Annotated[tuple[str, ...], Items(MAX_PATTERNS)]
 
 
 class Check(StrEnum):
@@ -26,10 +34,10 @@ class Check(StrEnum):
 class Tuning:
     """Changes of options. None leaves an option as it is; an empty tuple is a value."""
 
-    every: int | None = None
-    modules: tuple[str, ...] | None = None
-    ignore: tuple[str, ...] | None = None
-    trace_batch_nums: tuple[int, ...] | None = None
+    every: Annotated[int, integer(1, MAX_EVERY)] | None = None
+    modules: Patterns | None = None
+    ignore: Patterns | None = None
+    trace_batch_nums: Annotated[tuple[int, ...], Items(MAX_TRACED)] | None = None
     check: Check | None = None
 
     def then(self, later: Tuning) -> Tuning:
