@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Annotated, NamedTuple
 
 from .fields import MAX_DIMS, MAX_ROWS, Dtype, Items, Shape, integer, sent_name, string
@@ -46,30 +47,15 @@ class RankMesh:
 
     def replicas_of(self, rank: int) -> tuple[int, ...]:
         """The ranks with the same shard as ``rank``, which is one of them; empty if ``rank`` is not in the mesh."""
-        return self._along(rank, self.replicated)
-
-    def shards_of(self, rank: int) -> tuple[int, ...]:
-        """The ranks whose shards together are what ``rank`` gathers; empty without a gather."""
-        return (
-            () if self.gathers == NO_GATHER else self._along(rank, [dim == self.gathers for dim in range(len(self.shape))])
-        )
-
-    def _along(self, rank: int, dims: tuple[bool, ...] | list[bool]) -> tuple[int, ...]:
-        if rank not in self.ranks:
+        places = dict(zip(self.ranks, product(*map(range, self.shape)), strict=True))
+        own = places.get(rank)
+        if own is None:
             return ()
-        own = self._coordinates(self.ranks.index(rank))
         return tuple(
             other
-            for index, other in enumerate(self.ranks)
-            if all(varies or a == b for varies, a, b in zip(dims, own, self._coordinates(index), strict=True))
+            for other, place in places.items()
+            if all(is_free or a == b for is_free, a, b in zip(self.replicated, own, place, strict=True))
         )
-
-    def _coordinates(self, index: int) -> list[int]:
-        found: list[int] = []
-        for size in reversed(self.shape):
-            index, coordinate = divmod(index, size)
-            found.append(coordinate)
-        return found[::-1]
 
 
 class FingerprintRow(NamedTuple):
@@ -118,15 +104,10 @@ class FingerprintTable:
         return tuple([row for row in self.rows_of(slot) if self.meshes[row.mesh].gathers != NO_GATHER])
 
     def check_parts(self) -> None:
-        if not self.is_valid:
-            raise ValueError("the rows do not fit the meshes, or a mesh does not fit its shape")
-
-    @property
-    def is_valid(self) -> bool:
-        """Whether each row has a mesh, the rows are in their order, and each mesh has as many ranks as its shape says."""
+        """Each row must have a mesh, the rows be in their order, and each mesh have as many ranks as its shape says."""
         meshes = [*self.meshes, *([self.inputs] if self.inputs is not None else [])]
         numbers = [row.mesh for row in self.rows]
-        return (
+        is_valid = (
             numbers == sorted(numbers)
             and all(0 <= number < len(self.meshes) for number in numbers)
             and all(
@@ -135,6 +116,8 @@ class FingerprintTable:
                 for mesh in meshes
             )
         )
+        if not is_valid:
+            raise ValueError("the rows do not fit the meshes, or a mesh does not fit its shape")
 
 
 class Fingerprint(NamedTuple):
