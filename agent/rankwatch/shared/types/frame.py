@@ -65,6 +65,11 @@ class State(enum.IntEnum):
     UNMATERIALISED = 7
     """No values to read: a meta tensor, or a layout that cannot be measured."""
 
+    @property
+    def word(self) -> str:
+        """For people: ``inf``, ``not float``."""
+        return self.name.lower().replace("_", " ")
+
 
 MEASURED = frozenset({State.FINITE, State.INF, State.NAN, State.NOT_FLOAT})
 """The states whose abs min and abs max are numbers."""

@@ -82,6 +82,11 @@ class Operator:
     node: str = ""
     module: str = ""
 
+    @property
+    def title(self) -> str:
+        """``aten.exp`` of ``aten.exp.default``."""
+        return ".".join(self.name.split(".")[:2])
+
 
 @dataclass(frozen=True, slots=True)
 class Trip:
