@@ -90,7 +90,7 @@ def _one_of(words: type[StrEnum]) -> _Checker:
 
 def _function(what: str) -> _Checker:
     def check(value: Any, where: str) -> Any:
-        if not callable(value):
+        if value is not None and not callable(value):
             raise UsageError(f"{where}: expected a function {what}")
         return value
 
@@ -155,17 +155,14 @@ class Config:
     fingerprints: Annotated[int, _at_least(0)] = 16
     gradients: Annotated[bool, _flag] = False
     guard: Annotated[bool, _flag] = True
-    loss_scale: Annotated[
-        Callable[[], float] | None, _unless_none(_function("without arguments that returns the scale in use"))
-    ] = None
+    loss_scale: Annotated[Callable[[], float] | None, _function("without arguments that returns the scale in use")] = None
     max_scale_shrinks: Annotated[int, _at_least(1)] = 10
     first_batch: Annotated[int, _at_least(0)] = 0
     closeup: Annotated[float, _seconds] = 2.0
     capsule: Annotated[Capsule, _one_of(Capsule)] = Capsule.ON
     capsule_mib: Annotated[int, _at_least(1)] = 2048
     stop: Annotated[
-        Callable[[TrainingAborted], None] | None,
-        _unless_none(_function("that is given the exception, and has the training stop")),
+        Callable[[TrainingAborted], None] | None, _function("that is given the exception, and has the training stop")
     ] = None
     connection: Annotated[str | None, _unless_none(_path)] = None
 

@@ -6,8 +6,8 @@ A new one also needs an effect in ``Detector._tune`` and an option of ``rankwatc
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, fields
-from typing import Annotated
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any
 
 from ..str_enum import StrEnum
 from .fields import Items, integer
@@ -42,16 +42,15 @@ class Tuning:
 
     def then(self, later: Tuning) -> Tuning:
         """Both changes; where both set an option, the later one wins."""
-        names = [field.name for field in fields(Tuning)]
-        return Tuning(*[getattr(self if getattr(later, name) is None else later, name) for name in names])
+        return replace(self, **later._changes())
 
     def describe(self) -> str:
         """The changes in words."""
-        return "; ".join(
-            f"{name.replace('_batch_nums', ' batches')} {_words(value, empty)}"
-            for name, empty in _EMPTY.items()
-            if (value := getattr(self, name)) is not None
-        )
+        changes = self._changes().items()
+        return "; ".join(f"{name.replace('_batch_nums', ' batches')} {_words(name, value)}" for name, value in changes)
+
+    def _changes(self) -> dict[str, Any]:
+        return {field.name: value for field in fields(self) if (value := getattr(self, field.name)) is not None}
 
 
 NO_CHANGE = Tuning()
@@ -65,12 +64,12 @@ def taken_from(waiting: deque[Tuning]) -> Tuning:
     return taken
 
 
-_EMPTY = {"every": "", "modules": "all", "ignore": "nothing", "trace_batch_nums": "none", "check": ""}
+_EMPTY = {"modules": "all", "ignore": "nothing", "trace_batch_nums": "none"}
 """What an empty tuple means, in words."""
 
 
-def _words(value: object, empty: str) -> str:
+def _words(name: str, value: object) -> str:
     if not isinstance(value, tuple):
         return str(value)
     more = f" and {len(value) - 8} more" if len(value) > 8 else ""
-    return (", ".join(map(str, value[:8])) or empty) + more
+    return (", ".join(map(str, value[:8])) or _EMPTY[name]) + more
