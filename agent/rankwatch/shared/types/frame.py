@@ -71,7 +71,9 @@ class State(enum.IntEnum):
         return self.name.lower().replace("_", " ")
 
 
-MEASURED = frozenset({State.FINITE, State.INF, State.NAN, State.NOT_FLOAT})
+NON_FINITE = frozenset({State.INF, State.NAN})
+
+MEASURED = NON_FINITE | {State.FINITE, State.NOT_FLOAT}
 """The states whose abs min and abs max are numbers."""
 
 DTYPE_MAX = {

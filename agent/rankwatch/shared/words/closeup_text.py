@@ -5,7 +5,7 @@ from __future__ import annotations
 from shlex import quote
 
 from ..types.closeup import CloseUp, Precision
-from ..types.frame import Reading, State
+from ..types.frame import NON_FINITE, Reading, State
 from ..types.trip import Operator, Trip
 
 _MOST_INPUTS = 4
@@ -95,7 +95,7 @@ def describe_precision(precision: tuple[Precision, ...]) -> str:
         value = f": abs max {one.abs_max:.2e}" if one.state is State.FINITE else ""
         groups.setdefault((one.state.word, value), []).append(one.dtype)
     text = "; ".join(f"{state} in {' and '.join(dtypes)}{value}" for (state, value), dtypes in groups.items())
-    is_bad = all(one.state in (State.INF, State.NAN) for one in precision)
+    is_bad = all(one.state in NON_FINITE for one in precision)
     has_highest = any(one.dtype == _HIGHEST for one in precision)
     return f"bad in every precision: {text}" if is_bad and has_highest else text
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from ..types.frame import DTYPE_MAX, DTYPE_TINY, Reading, State
+from ..types.frame import DTYPE_MAX, DTYPE_TINY, NON_FINITE, Reading, State
 from ..types.trip import Cause, Operator
 
 _Pole = Callable[[tuple[float, ...], float], bool]
@@ -67,7 +67,7 @@ def _explain_nan(operator: Operator, name: str, made: str) -> tuple[Cause, str]:
 
 def explain_given(operator: Operator) -> str:
     """The evidence where an operator was given inf or nan that is neither an input nor a weight of its module."""
-    bad = next(one for one in operator.inputs if one.state in (State.INF, State.NAN))
+    bad = next(one for one in operator.inputs if one.state in NON_FINITE)
     return (
         f"{operator.title} was given {bad.state.word} ({bad.label}) that is neither an input nor a weight of this "
         "module: look for a tensor that it keeps as an attribute, or takes from elsewhere"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..types.frame import DTYPE_MAX, REDUCED, Frame, Kind, Phase, Reading, State
+from ..types.frame import DTYPE_MAX, NON_FINITE, REDUCED, Frame, Kind, Phase, Reading, State
 from ..types.trip import BadWeight, Cause, Trip
 from . import facts
-from .facts import INPUTS, NON_FINITE, Numbers
+from .facts import INPUTS, Numbers
 from .operators import explain, explain_given, explain_gradient
 from .text import describe_module
 

@@ -73,8 +73,7 @@ def describe_trip(rank: str, trip: Trip, frames_in_batch: int | None = None) -> 
     of = "" if frames_in_batch is None else f" of {frames_in_batch}"
     return (
         f"{rank}, {describe_position(trip.position)} (optimizer step {trip.optimizer_step}), "
-        f"frame {trip.position.frame}{of}\n"
-        f"{describe_module(trip.frame.spec)}, {trip.culprit.label}: {trip.culprit.state.word}"
+        f"frame {trip.position.frame}{of}\n{_bad_reading(trip)}"
     )
 
 
@@ -94,11 +93,11 @@ def describe_position(position: Position) -> str:
 
 def describe_culprit(rank: str, trip: Trip) -> str:
     """The culprit in one line, for exceptions, stderr and error files. ``rank``: as from ``describe_rank``."""
-    culprit = trip.culprit
-    return (
-        f"{rank}, {describe_position(trip.position)}: {describe_module(trip.frame.spec)}, "
-        f"{culprit.label}: {culprit.state.word}"
-    )
+    return f"{rank}, {describe_position(trip.position)}: {_bad_reading(trip)}"
+
+
+def _bad_reading(trip: Trip) -> str:
+    return f"{describe_module(trip.frame.spec)}, {trip.culprit.label}: {trip.culprit.state.word}"
 
 
 def describe_rank(rank: int, world_size: int, host: str, local_rank: int, stage: int = NO_STAGE) -> str:
