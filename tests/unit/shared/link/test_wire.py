@@ -114,6 +114,15 @@ def test_names_are_cut_to_the_limit_when_encoded() -> None:
     assert len(cut.text) == fields.MAX_TEXT
 
 
+def test_of_a_ring_that_is_too_long_the_last_frames_are_sent() -> None:
+    trip = makers.trip()
+    earlier = dataclasses.replace(trip.frame, position=trip.position._replace(frame=0))
+    sent = messages.Tripped(1, dataclasses.replace(trip, frames=(earlier,) * fields.MAX_RING + trip.frames))
+    received = wire.decode(wire.encode(sent))
+    assert isinstance(received, messages.Tripped)
+    assert received.trip.frames == sent.trip.frames[-fields.MAX_RING :]
+
+
 def test_invalid_utf8_is_escaped_when_encoded() -> None:
     received = wire.decode(wire.encode(messages.Bye(1, "failed", "no such file: data-\udcff.bin")))
     assert received == messages.Bye(1, "failed", "no such file: data-\\udcff.bin")
