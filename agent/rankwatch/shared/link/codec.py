@@ -20,17 +20,17 @@ from ..types.fields import (
     MAX_RING,
     MAX_ROWS,
     Field,
-    check_bool,
     check_bytes,
     check_list,
     integer,
     list_of,
     number,
     numbered,
+    of_type,
+    one_of,
     optional,
     same,
     string,
-    worded,
 )
 from ..types.fingerprint import MAX_MESHES, FingerprintTable, RankMesh
 from ..types.frame import NO_NORM, BatchSummary, Frame, FrameSpec, FrameTable, Position, State, pack, unpack
@@ -49,7 +49,7 @@ _PLAIN = {
     str: string(),
     int: integer(),
     float: number(),
-    bool: Field(same, check_bool),
+    bool: Field(same, of_type(bool, "true or false")),
     bytes: Field(same, check_bytes),
 }
 
@@ -70,7 +70,7 @@ def field_of(kind: Any) -> Field:
     if issubclass(kind, IntEnum):
         return numbered(kind)
     if issubclass(kind, StrEnum):
-        return worded(kind)
+        return one_of(kind)
     array = FieldArray(kind)
     if kind in _OPEN:
         return Field(array.write, lambda value: array.read_open(check_list(value, len(array), SHORT_ARRAY)))

@@ -15,7 +15,8 @@ from typing import Any, get_args
 import msgpack
 
 from ...errors import ProtocolError
-from ..types.fields import MAX_ROWS, cut
+from ..printable import printable
+from ..types.fields import MAX_NAME, MAX_ROWS
 from ..types.messages import Message, Unknown
 from .codec import SHORT_ARRAY, FieldArray
 
@@ -90,7 +91,7 @@ def _decode(data: bytes | memoryview) -> Message:
     kind, *values = parts
     array = _ARRAYS.get(kind)
     if array is None:
-        return Unknown(cut(kind))
+        return Unknown(printable(kind, MAX_NAME))
     if len(values) < len(array):
         raise ProtocolError(f"{kind}: {len(values)} fields instead of {len(array)}")
     try:

@@ -9,13 +9,14 @@ on; an enum, one of its members; a dataclass or named tuple, an array of its fie
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from ..printable import paragraph, printable
-from ..str_enum import StrEnum
+
+T = TypeVar("T")
 
 MAX_NAME = 1024
 MAX_TEXT = 16 * 1024
@@ -74,11 +75,11 @@ def numbered(words: type[IntEnum]) -> Field:
             raise ValueError(f"expected a whole number from 0 to {len(members) - 1}")
         return members[value]
 
-    return Field(int, check)
+    return Field(same, check)
 
 
 def string(limit: int = MAX_NAME) -> Field:
-    """A name: one line, made printable. What sends it need not have done so."""
+    """A name: one line, made printable. A long one is cut where it is sent: it must cost a few letters, not the message."""
     return Field(lambda value: printable(value, limit), lambda value: printable(_check_length(value, limit), limit))
 
 
@@ -87,16 +88,11 @@ def lines(limit: int) -> Field:
     return Field(lambda value: paragraph(value, limit), lambda value: paragraph(_check_length(value, limit), limit))
 
 
-def cut(value: str, limit: int = MAX_NAME) -> str:
-    """A name as it is sent: a long one must cost a few letters, not the message."""
-    return printable(value, limit)
-
-
 def sent_name(value: str) -> str:
     """A name in a digest: the same before and after it was sent, and in each version of Python, which know other letters."""
     if value.isascii() and value.isprintable() and len(value) <= MAX_NAME:  # nearly all, and there are many
         return value
-    return cut(value).encode("ascii", "backslashreplace").decode()
+    return printable(value, MAX_NAME).encode("ascii", "backslashreplace").decode()
 
 
 def _check_length(value: Any, limit: int) -> str:
@@ -105,31 +101,28 @@ def _check_length(value: Any, limit: int) -> str:
     return value
 
 
-def one_of(words: frozenset[str]) -> Field:
+def one_of(words: Iterable[str]) -> Field:
+    """One of these words, or of the members of an enum whose values are words."""
+    known = {str(word): word for word in words}
+
     def check(value: Any) -> str:
-        if type(value) is not str or value not in words:
-            raise ValueError(f"expected one of {', '.join(sorted(words))}")
-        return value
+        if type(value) is not str or value not in known:
+            raise ValueError(f"expected one of {', '.join(sorted(known))}")
+        return known[value]
 
     return Field(same, check)
 
 
-def worded(words: type[StrEnum]) -> Field:
-    """A member of an enum whose values are words."""
-    known = one_of(frozenset(words))
-    return Field(str, lambda value: words(known.decode(value)))
+def of_type(kind: type[T], what: str) -> Callable[[Any], T]:
+    def check(value: Any) -> T:
+        if type(value) is not kind:
+            raise ValueError(f"expected {what}")
+        return value
+
+    return check
 
 
-def check_bool(value: Any) -> bool:
-    if type(value) is not bool:
-        raise ValueError("expected true or false")
-    return value
-
-
-def check_bytes(value: Any) -> bytes:
-    if type(value) is not bytes:
-        raise ValueError("expected bytes")
-    return value
+check_bytes = of_type(bytes, "bytes")
 
 
 def check_list(value: Any, least: int, most: int) -> list[Any]:
