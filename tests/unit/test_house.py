@@ -254,6 +254,26 @@ def test_a_class_name_stands_for_one_thing() -> None:
     assert {name for name, count in classes.items() if count > 1} == SAME_NAME
 
 
+def names_from(upper: str, lower: str) -> set[str]:
+    """The names that a room of the agent imports from another one, also for types alone."""
+    found = set()
+    for name in of(AGENT):
+        if name.split(".")[1:2] != [upper]:
+            continue
+        for node in ast.walk(ast.parse(FILES[name].read_text())):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                parents = name.split(".")[: -node.level]
+                source = [*parents, *(node.module or "").split(".")]
+                found |= {f"{'.'.join(source)}.{alias.name}" for alias in node.names if source[1] == lower}
+    return found
+
+
+def test_no_more_names_cross_a_wall_than_contributing_says() -> None:
+    rows = re.findall(r"^\| (\w+) \| (\w+) \| .* \| (\d+) \|$", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    assert len(rows) > 10
+    assert not [row for *wall, most in rows if len(row := names_from(*wall)) > int(most)]
+
+
 MOST_IN_A_FOLDER = 16
 MOST_BESIDE_FOLDERS = 10
 
