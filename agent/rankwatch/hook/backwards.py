@@ -8,7 +8,6 @@ from typing import Any
 from torch.optim import Optimizer
 
 from ..judge.events import BackwardBegins, BackwardEnded, Feed, StepBegins, StepDone, UpdateBegins
-from ..judge.lifecycle import Life
 from ..judge.optimizer_steps import OptimizerSteps, after_closure, has_closure
 from ..measure.modules import Modules
 from .batches import Batches
@@ -41,7 +40,7 @@ class Backwards:
         self._feed = feed
         self._running = running
         self._batches = batches
-        self._life: Life = batches.life
+        self._life = batches.life
         self._steps = steps
         self._model = model
         self._sees_losses = sees_losses
@@ -49,7 +48,7 @@ class Backwards:
         self.backward_begins = doors.guarded(self._backward_begins)
         self.backward_ends = doors.guarded(self._backward_ends)
         self._judge_before_step = doors.hook(self._judge_step)
-        self._tell_of_update = doors.hook(self._update_begins)
+        self._tell = doors.hook(feed.tell)
 
     def _backward_begins(self, args: Any, kwargs: Any) -> None:
         self._running.recover()
@@ -82,12 +81,9 @@ class Backwards:
         self._feed.tell(StepBegins(self._steps.now, optimizer))
 
     def _before_update(self, optimizer: Optimizer) -> None:
-        self._tell_of_update(optimizer)
+        self._tell(UpdateBegins(optimizer))
         if self._doors.is_stopping:
             optimizer.zero_grad(set_to_none=True)  # without gradients it leaves the weights alone
-
-    def _update_begins(self, optimizer: Optimizer) -> None:
-        self._feed.tell(UpdateBegins(optimizer))
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if is_capturing():

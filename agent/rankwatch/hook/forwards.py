@@ -35,7 +35,6 @@ from ..shared.types.tuning import Tuning, taken_from
 from . import backward
 from .batches import Batches
 from .compiled.readings import HandedCalls
-from .compiled.traced import Calls, Numbers
 from .fails_open import FailsOpen
 from .gradients import Gradients
 from .hooks import Hooks
@@ -83,12 +82,12 @@ class Forwards:
         self._hooks = hooks
         self._gradients = gradients
         self._losses = losses
-        self._handed = HandedCalls(hooks.root, running, batches, recorder, gradients, self)
         self._tunings: deque[Tuning] = deque()
+        handed = HandedCalls(hooks.root, running, batches, recorder, gradients, self)
         # What hooks call: each catches the errors of its body.
         self.enter, self.leave = doors.hook(self._enter), doors.hook(self._leave)
         self.leave_root, self._return_root = doors.guarded(self._leave_root), doors.hook(self._root_returned)
-        self.mark, self.handed = doors.guarded(self._mark), doors.hook(self._take_handed)
+        self.mark, self.handed = doors.guarded(self._mark), doors.hook(handed.take)
         self.compiled_given = doors.guarded(self._compiled_given)
         self.compiled_returned = doors.guarded(self._compiled_returned)
 
@@ -174,9 +173,6 @@ class Forwards:
         """A root forward raised. If it is the outermost one, the frames that ran are judged, and the batch is over."""
         if self._running.leave():
             self._feed.tell(RootRaised(is_judged=not self._doors.is_off, runs_again=self._running.may_follow()))
-
-    def _take_handed(self, calls: Calls, numbers: Numbers) -> None:
-        self._handed.take(calls, numbers)
 
     def _compiled_given(self, args: Any, kwargs: Any) -> None:
         self._batches.given(self._hooks.root, args, kwargs)
