@@ -37,7 +37,7 @@ class Lanes:
         self._copied: list[_Copied] | None = None
 
     def write(self, found: Iterable[tuple[int, Tensor | None, int]]) -> None:
-        """Takes checksums of tensors. With each, its row and the number of elements before it: see ``checksum.share_of``."""
+        """Takes checksums of tensors. With each, its row and the number of elements before it: see ``write_all``."""
         by_device: defaultdict[torch.device, list[tuple[int, Tensor, int]]] = defaultdict(list)
         for row, values, offset in found:
             if values is not None and readable(values):
