@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
@@ -31,7 +31,7 @@ from ..shared.types.notice import Notice
 from ..touch.torch_private import active_ddp, comm_hooks_of, has_rpc
 from ..touch.unseen import OutsideOfGraph, quietly
 from .join_count import era, watch_joins
-from .lanes import Lanes, Pair, combined, packed
+from .lanes import Lanes, Pair, beginning, combined, packed
 from .meshes import LaidParameter
 from .slots import Plan, Signs, world_size
 from .ties import Ties
@@ -43,10 +43,8 @@ ALL_UNTIL = 2
 ALONE_EVERY = 16
 """Steps between two looks at parameters that have not changed yet, where there is no rank to compare with."""
 
-MAX_INPUT = 1 << 20
-"""Elements of an input that are read: ranks that are fed the same data have the same beginnings."""
-
 MAX_INPUTS = 64
+"""Tensors of an input that are read: ranks that are fed the same data have the same beginnings of them."""
 
 _UNSEEN = ("horovod", "byteps", "bagua", "hivemind", "mpi4py", "ray.util.collective")
 """Packages by which ranks talk to each other, other than torch's process groups."""
@@ -298,8 +296,7 @@ class FingerprintInProgress:
         self._slot = slot
         self._flags = is_loaded, is_local, communicates
         self.rows = rows
-        self._lanes = Lanes(len(rows))
-        self._lanes.write((number, parameter.own(), 0) for number, parameter in enumerate(rows))
+        self._lanes = Lanes.of([parameter.own() for parameter in rows])
         self._awaited = plan.gathered(slot)
         self._gathers = Lanes(2 * sum(map(len, self._awaited.values())))
         self._has_gathered = False
@@ -356,15 +353,4 @@ class FingerprintInProgress:
 def _checksums_of_inputs(batch: BatchInProgress) -> Lanes | None:
     """Of what the root was given. Single numbers may well be the same on all ranks: a time, say."""
     given = [] if batch.entry is None else [value for value in batch.entry.given if value.numel() > 1][:MAX_INPUTS]
-    if not given:
-        return None
-    lanes = Lanes(len(given))
-    lanes.write((number, _beginning(value.detach()), 0) for number, value in enumerate(given))
-    return lanes
-
-
-def _beginning(values: Tensor) -> Tensor:
-    """As many of the first values as are read."""
-    while values.numel() > MAX_INPUT and values.dim():
-        values = values[: max(1, MAX_INPUT * len(values) // values.numel())] if len(values) > 1 else values[0]
-    return values
+    return Lanes.of([beginning(value.detach()) for value in given]) if given else None

@@ -161,7 +161,7 @@ def _find(
             if value is None or id(value) in seen:
                 continue
             seen.add(id(value))
-            label = f"{named.names[0]}.{name}" if named.names[0] else name
+            label = named.label(name)
             if isinstance(value, UnitParameter):
                 yield _of_unit(label, value, is_own=key in experts)
             elif not _is_elsewhere(value):

@@ -13,7 +13,7 @@ import torch.distributed
 from torch import Tensor, nn
 
 from ..measure.collectives import Traffic
-from ..measure.modules import NamedModule
+from ..measure.modules import NamedModule, parameters_of
 from ..measure.shards import own_shards
 from ..shared.types.fingerprint import ALL_ROWS, NO_GATHER
 from ..touch.torch_private import fsdp2_groups
@@ -93,11 +93,9 @@ def _places(root: nn.Module, modules: Collection[NamedModule]) -> dict[str, Call
     """By a parameter's name: whether it is still the same one. FSDP replaces its parameters by itself."""
     gathered = own_shards(root) if world_size() > 1 else {}
     return {
-        f"{prefix}.{name}" if prefix else name: _same(named.module, name, value)
-        for named in modules
-        for name, value in named.module._parameters.items()
-        if value is not None and (id(named.module), name) not in gathered
-        for prefix in named.names[:1]
+        label: _same(named.module, name, value)
+        for label, named, name, value in parameters_of(modules)
+        if (id(named.module), name) not in gathered
     }
 
 
