@@ -126,8 +126,9 @@ class FingerprintTaker:
 
     def forward_ends(self) -> None:
         """Nothing is gathered any more for the forward that began last."""
-        for taken in (*([self._unsure] if self._unsure is not None else []), *self._pending):
-            taken.close()
+        for taken in (self._unsure, *self._pending):
+            if taken is not None:
+                taken.close()
         self.flush()
 
     def root_ends(self) -> None:
@@ -180,24 +181,18 @@ class FingerprintTaker:
         return _Ordinal(number, self._steps.done - self._began)
 
     def _take(self, ordinal: _Ordinal, batch: BatchInProgress) -> FingerprintInProgress:
-        plan, signs = self._plan, self._signs()
-        is_new = plan is None or not plan.still_holds(signs, ordinal.number % plan.slots)
-        if plan is None or is_new:
-            if plan is None:
-                self._collectives.traffic = Traffic()
-                signs = self._signs()
-            traffic = self._collectives.traffic
-            before, plan = (
-                plan,
-                Plan(self._root, self._ddp(), self._every, self._modules.modules, self._ties.names, traffic, signs),
-            )
-            is_new = before is None or plan.table.id != before.table.id
+        before, plan = self._plan, self._plan
+        if before is None:
+            self._collectives.traffic = Traffic()
+        if plan is None or not plan.still_holds(self._signs(), ordinal.number % plan.slots):
+            modules, traffic = self._modules.modules, self._collectives.traffic
+            plan = Plan(self._root, self._ddp(), self._every, modules, self._ties.names, traffic, self._signs())
             self._plan = plan
             self._watch_loads()
             self._watch_gathers(plan)
-            self._unmoving.begin(plan.parameters, self._modules.modules, batch.position.batch)
+            self._unmoving.begin(plan.parameters, modules, batch.position.batch)
             self._ties.begin(plan.parameters)
-        is_whole = is_new or self._is_loaded or ordinal.number <= ALL_UNTIL
+        is_whole = before is None or plan.table.id != before.table.id or self._is_loaded or ordinal.number <= ALL_UNTIL
         slot = ALL_ROWS if is_whole else ordinal.number % plan.slots
         alone = self._unmoving.parameters if is_whole or not ordinal.number % ALONE_EVERY else []
         return FingerprintInProgress(
@@ -207,21 +202,14 @@ class FingerprintTaker:
             self._steps.number,
             slot,
             plan.rows(slot) if plan.is_shared else alone,
+            (self._is_loaded, self._is_local, self._communicates(plan)),
             has_inputs=plan.table.inputs is not None and not self._shares_inputs,
-            is_loaded=self._is_loaded,
-            is_local=self._is_local,
-            communicates=self._communicates(plan),
         )
 
     def _signs(self) -> Signs:
         ddp = self._ddp()
-        return (
-            len(self._modules.modules),
-            id(ddp),
-            len(comm_hooks_of(ddp)),
-            world_size(),
-            self._collectives.traffic[1:],
-        )
+        modules, traffic = self._modules.modules, self._collectives.traffic
+        return len(modules), id(ddp), len(comm_hooks_of(ddp)), world_size(), traffic[1:]
 
     def _see_ddp(self) -> None:
         active = active_ddp()
@@ -273,7 +261,10 @@ class _WithModule(OutsideOfGraph):
 
 
 class FingerprintInProgress:
-    """The checksums of one fingerprint, on their way to the host. It is ``is_open`` while gathered values may be added."""
+    """The checksums of one fingerprint, on their way to the host. It is ``is_open`` while gathered values may be added.
+
+    ``flags``: whether weights were loaded, whether gradients were not synchronised, and whether the ranks communicate.
+    """
 
     def __init__(
         self,
@@ -283,18 +274,16 @@ class FingerprintInProgress:
         step: int,
         slot: int,
         rows: Sequence[LaidParameter],
+        flags: tuple[bool, bool, bool],
         *,
         has_inputs: bool,
-        is_loaded: bool,
-        is_local: bool,
-        communicates: bool,
     ) -> None:
         self.plan = plan
         self.batch = batch
         self.ordinal = ordinal
         self._step = step
         self._slot = slot
-        self._flags = is_loaded, is_local, communicates
+        self._flags = flags
         self.rows = rows
         self._lanes = Lanes.of([parameter.own() for parameter in rows])
         self._awaited = plan.gathered(slot)

@@ -58,7 +58,6 @@ class Plan:
         self._signs = signs
         self._places = _places(root, modules)
         self._tied = [self._places[name] for name in tied if name in self._places]
-        self._gathered: dict[int, dict[int, list[tuple[int, LaidParameter]]]] = {}
         self._units = [group for module in root.modules() for group in fsdp2_groups(module)]
 
     def rows(self, slot: int) -> list[LaidParameter]:
@@ -67,14 +66,11 @@ class Plan:
 
     def gathered(self, slot: int) -> dict[int, list[tuple[int, LaidParameter]]]:
         """Those of a slot that are gathered, by the ``id`` of the module for which they are, numbered in the table's order."""
-        found = self._gathered.get(slot)
-        if found is None:
-            found = self._gathered[slot] = {}
-            named = [one for one in self.rows(slot) if self.table.meshes[one.row.mesh].gathers != NO_GATHER]
-            for number, parameter in enumerate(named):
-                key = id(parameter.gather.module) if parameter.gather is not None else 0
-                found.setdefault(key, []).append((number, parameter))
-        return dict(found)
+        found: defaultdict[int, list[tuple[int, LaidParameter]]] = defaultdict(list)
+        named = [one for one in self.rows(slot) if self.table.meshes[one.row.mesh].gathers != NO_GATHER]
+        for number, parameter in enumerate(named):
+            found[id(parameter.gather.module) if parameter.gather is not None else 0].append((number, parameter))
+        return found
 
     @property
     def is_synchronised(self) -> bool:
