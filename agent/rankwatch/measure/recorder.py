@@ -114,7 +114,6 @@ class Recorder:
         self._tape = tape
         self._weights = Weights(self.cell, weights_every)
         self._seen: dict[int, _Measured] = {}
-        self._dtypes: dict[torch.dtype, tuple[str, State | None]] = {}
         self._specs: dict[int, BoundedDict[Hashable, FrameSpec]] = {}
         self._forward = 0
         self._step = 0
@@ -215,7 +214,7 @@ class Recorder:
 
     def values(self, position: Position, named: NamedModule, found: list[tuple[Kind, str, Any]]) -> PendingFrame:
         """A frame of labelled values under a module's name."""
-        rows = tuple([ReadingSpec(kind, label, self._name_and_state(value)[0]) for kind, label, value in found])
+        rows = tuple([ReadingSpec(kind, label, _dtype(value)) for kind, label, value in found])
         return self.cells(position, named, Phase.FORWARD, rows, [self.cell(value) for _, _, value in found])
 
     def cells(
@@ -316,15 +315,14 @@ class Recorder:
             try:
                 version = values._version
             except RuntimeError:  # of inference mode: measured anew each time
-                return self._tape.write(values, self._name_and_state(value)[1]) if values.numel() else _EMPTY
+                return self._tape.write(values, _state_of(value.dtype)) if values.numel() else _EMPTY
             address = values.data_ptr()
             seen = self._seen.get(address)
             if seen is not None and seen.is_of(values, version):
                 return seen.cell
             if not values.numel():
                 return _EMPTY
-            state = None if value.dtype.is_floating_point else self._name_and_state(value)[1]
-            cell = self._tape.write(values.detach() if values.requires_grad else values, state)
+            cell = self._tape.write(values.detach() if values.requires_grad else values, _state_of(value.dtype))
         except (Unmeasurable, RuntimeError, TypeError, ValueError) as error:
             if is_stored_apart(value):  # asked here and not before, as hardly any tensor is
                 with suppress(Unmeasurable, RuntimeError):
@@ -347,15 +345,6 @@ class Recorder:
         rounded = c_float(c_float(nonzero.item()).value / c_float(values.numel()).value).value
         share = c_float(1 - rounded).value
         return self._tape.known(share, share)
-
-    def _name_and_state(self, value: Any) -> tuple[str, State | None]:
-        if not isinstance(value, Tensor):
-            return ("float" if isinstance(value, float) and not math.isfinite(value) else ""), None
-        known = self._dtypes.get(value.dtype)
-        if known is None:
-            is_float = value.dtype.is_floating_point or value.dtype.is_complex
-            known = self._dtypes[value.dtype] = dtype_name(value.dtype), None if is_float else State.NOT_FLOAT
-        return known
 
     def _specs_of(self, named: NamedModule) -> dict[Hashable, FrameSpec]:
         """The specs of a module's calls, by the structure of the call."""
@@ -391,6 +380,11 @@ def _flatten_input(value: Any, found: list[Any]) -> Hashable:
     if len(found) == before:  # an empty tuple
         found.append(value)
     return structure
+
+
+def _state_of(dtype: torch.dtype) -> State | None:
+    """The state of a reading of this dtype; None: follows from its numbers."""
+    return None if dtype.is_floating_point or dtype.is_complex else State.NOT_FLOAT
 
 
 def _dtype(value: Any) -> str:
