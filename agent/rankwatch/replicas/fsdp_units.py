@@ -1,11 +1,7 @@
-"""The parameters that FSDP keeps in its units: how they lie on the ranks, where this rank's shard is, and what is gathered.
-
-It reads private state: what another version of torch has not is left out.
-"""
+"""The parameters that FSDP keeps in its units: how they lie on the ranks, where this rank's shard is, and what is gathered."""
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -18,14 +14,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..measure.modules import wrapped_in
+from ..measure.shards import in_units
 from ..shared.types.fingerprint import NO_GATHER, RankMesh
 from ..touch.stack import outwards
-from ..touch.torch_private import fsdp1_handle, fsdp2_groups, shard_of
-
-log = logging.getLogger(__name__)
-
-MISSING = (AttributeError, TypeError, ValueError, RuntimeError, LookupError, AssertionError)
-"""What may be raised where torch's private state is another one."""
+from ..touch.torch_private import fsdp1_handle, shard_of
 
 _HOOKS = "torch.distributed.algorithms._comm_hooks"
 
@@ -68,15 +60,12 @@ Places = tuple[tuple[nn.Module, str], ...]
 
 def unit_parameters(root: nn.Module) -> Iterator[tuple[Places, Found]]:
     """The parameters of the units in ``root``, and of those that call it."""
-    unit: Any
-    for unit in (*_callers(root), *root.modules()):
-        try:
-            if (handle := fsdp1_handle(unit)) is not None:
-                yield from _of_flat(unit, handle)
-            for group in fsdp2_groups(unit):
-                yield from _of_group(group)
-        except MISSING as error:
-            log.debug("cannot find the parameters of %s: %s", type(unit).__name__, error)
+    return in_units((*_callers(root), *root.modules()), _of_flat, _of_group)
+
+
+def ranks_of(group: Any) -> tuple[int, ...]:
+    """The global ranks of a process group; empty without one."""
+    return tuple(dist.get_process_group_ranks(group)) if group is not None else ()
 
 
 def along(ranks: Tensor, rank: int) -> list[tuple[int, ...]]:
@@ -114,12 +103,11 @@ def _of_flat(unit: Any, handle: Any) -> Iterator[tuple[Places, Found]]:
         shared.setdefault((id(one.prim_module), one.prim_param_name), []).append((one.module, one.param_name))
     users = getattr(flat, "_params", None) or [flat] * len(infos)
     for info, part, numel, start, user in zip(infos, parts, flat._numels, _starts(flat), users, strict=True):
-        length = part.numel_in_shard or 0 if part.in_shard else 0
         gather = None
         if mesh.gathers != NO_GATHER:
             find = partial(_gathered_flat, handle, start, numel, dtype)
             gather = Gather(handle._fully_sharded_module, dtype, part.intra_param_start_idx or 0, find)
-        own = partial(_own_flat, handle, part.offset_in_shard or 0, length)
+        own = partial(_own_flat, handle, part.offset_in_shard or 0, part.numel_in_shard or 0)
         places = ((info.module, info.param_name), *shared.get((id(info.module), info.param_name), ()))
         yield places, Found(flat.dtype, numel, user.requires_grad, mesh, data, own, gather)
 
@@ -148,13 +136,11 @@ def _gathered_flat(handle: Any, start: int, numel: int, dtype: torch.dtype) -> T
 
 def _mesh_of_unit(unit: Any, is_sharded: bool) -> RankMesh:
     """Of HYBRID_SHARD with one rank in each group of shards, torch makes NO_SHARD, and reduces over that one rank."""
-    inner = tuple(dist.get_process_group_ranks(unit.process_group))
-    outer_group = getattr(unit, "_inter_node_pg", None)
+    inner, outer = ranks_of(unit.process_group), ranks_of(getattr(unit, "_inter_node_pg", None))
     is_declared = _is_synchronising(getattr(unit, "_comm_hook", None))
     gathers = is_sharded and len(inner) > 1
-    if outer_group is None:
+    if not outer:
         return RankMesh(inner, (len(inner),), (not is_sharded,), 0 if gathers else NO_GATHER, "FSDP", is_declared)
-    outer = tuple(dist.get_process_group_ranks(outer_group))
     grid = _grid(getattr(unit, "_device_mesh", None), outer, inner)
     if grid is None:
         return RankMesh(outer, (len(outer),), (True,), NO_GATHER, "HSDP", is_declared)
@@ -203,12 +189,7 @@ def _mesh_of_dtensor(sharded: Any, mesh_info: Any) -> tuple[RankMesh, RankMesh]:
     ranks = sharded.device_mesh.mesh
     replicated = tuple(one.is_replicate() for one in sharded.placements)
     lines = along(ranks, dist.get_rank())
-    groups = {
-        name: tuple(dist.get_process_group_ranks(found)) if found is not None else ()
-        for name in ("shard", "replicate")
-        for found in [getattr(mesh_info, f"{name}_process_group", None)]
-    }
-    shard, replicate = groups["shard"], groups["replicate"]
+    shard, replicate = (ranks_of(getattr(mesh_info, f"{name}_process_group", None)) for name in ("shard", "replicate"))
     gathers = [dim for dim, line in enumerate(lines) if line == shard and len(line) > 1 and not replicated[dim]]
     mesh = RankMesh(
         tuple(ranks.flatten().tolist()),

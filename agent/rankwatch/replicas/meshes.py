@@ -19,10 +19,11 @@ from torch.nn.parameter import is_lazy
 
 from ..measure.extremes import dtype_name
 from ..measure.modules import NamedModule, class_name, named_modules
+from ..measure.shards import MISSING
 from ..shared.types.fingerprint import NO_GATHER, FingerprintRow, FingerprintTable, RankMesh
 from ..touch.torch_private import shard_of
 from .data_parallel import held_by, replicas_in
-from .fsdp_units import MISSING, Found, Gather, along, unit_parameters
+from .fsdp_units import Found, Gather, along, unit_parameters
 
 log = logging.getLogger(__name__)
 
@@ -84,13 +85,11 @@ def lay_out(
     rank = dist.get_rank() if is_distributed else 0
     everywhere = None if is_piped else RankMesh(tuple(range(world)), (world,), (True,), source="none", is_declared=False)
     found = list(_find(root, ddp if is_distributed else None, is_distributed, everywhere, is_shuffled))
-    wider = _widened(list(dict.fromkeys(one.mesh for one in found if one.mesh is not None)), rank)
-    found = [
-        one._replace(mesh=wider.get(one.mesh, one.mesh)) if one.mesh is not None and not one.is_own else one for one in found
-    ]
+    wider = _widened(_meshes(found), rank)
+    found = [one if one.is_own else one._replace(mesh=wider.get(one.mesh, one.mesh)) for one in found]
     alone = RankMesh((rank,), (1,), (True,), source="own", is_declared=False)
     apart = [_laid(one, alone, 0, 0) for one in found if one.mesh is None]
-    meshes = list(dict.fromkeys(one.mesh for one in found if one.mesh is not None))
+    meshes = _meshes(found)
     slots = max(1, min(slots, sum(one.mesh is not None for one in found)))
     parameters: list[LaidParameter] = []
     for number, mesh in enumerate(meshes):
@@ -99,6 +98,10 @@ def lay_out(
         parameters += [_laid(one, mesh, number, slot) for one, slot in zip(shared, spread, strict=True)]
     table = FingerprintTable(tuple([one.row for one in parameters]), tuple(meshes), _inputs(found, rank))
     return Laid(table, tuple(parameters), tuple(apart))
+
+
+def _meshes(found: Sequence[Found]) -> list[RankMesh]:
+    return list(dict.fromkeys([one.mesh for one in found if one.mesh is not None]))
 
 
 def _laid(one: Found, mesh: RankMesh, number: int, slot: int) -> LaidParameter:
@@ -250,12 +253,12 @@ def _above(name: str) -> Iterator[str]:
 # --- what all of them show ----------------------------------------------------------------------------------------------
 
 
-def _widened(meshes: Sequence[RankMesh], rank: int) -> dict[RankMesh, RankMesh]:
+def _widened(meshes: Sequence[RankMesh], rank: int) -> dict[RankMesh | None, RankMesh]:
     """Meshes of parameters that FSDP alone keeps, where others are tensor-parallel as well, and what takes their place.
 
     Such a parameter is the same on the tensor-parallel ranks, as far as that is seen.
     """
-    found: dict[RankMesh, RankMesh] = {}
+    found: dict[RankMesh | None, RankMesh] = {}
     wide = [
         (mesh, along(torch.tensor(mesh.ranks, device="cpu").view(mesh.shape), rank))
         for mesh in meshes
