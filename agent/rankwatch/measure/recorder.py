@@ -25,7 +25,7 @@ from .weights import ModuleWeights, Weights
 log = logging.getLogger(__name__)
 
 MAX_SPECS = 128
-"""Keys of specs cached per module, up to two each. Some calls are never alike: dicts with the names of samples as keys, say."""
+"""Specs cached per module. Some calls are never alike: dicts with the names of samples as keys, say."""
 
 _NONE, _NOT_A_TENSOR, _EMPTY, _UNMATERIALISED = map(
     Cell, (State.NONE, State.NOT_A_TENSOR, State.EMPTY, State.UNMATERIALISED)
@@ -220,13 +220,11 @@ class Recorder:
     def cells(
         self, position: Position, named: NamedModule, phase: Phase, rows: tuple[ReadingSpec, ...], cells: list[Cell]
     ) -> PendingFrame:
-        """A frame of readings that were already measured. Fast if the rows are the same tuple each time."""
+        """A frame of readings that were already measured."""
         specs = self._specs_of(named)
-        spec = specs.get(id(rows))
-        if spec is None or spec.readings is not rows or spec.phase is not phase:
-            spec = specs.get((phase, rows))
-            if spec is None:
-                spec = specs[phase, rows] = specs[id(rows)] = _spec(named, rows, phase)
+        spec = specs.get((phase, rows))
+        if spec is None:
+            spec = specs[phase, rows] = _spec(named, rows, phase)
         return PendingFrame(position, named, spec, cells, self._step)
 
     def weights(self, position: Position, named: NamedModule) -> PendingFrame:
