@@ -195,11 +195,7 @@ def _has_bad_weight(frame: PendingFrame) -> bool:
 
 
 def _can_be_summed(values: Tensor) -> bool:
-    try:
-        is_there = type(values) in _PLAIN and not values.is_meta and has_values(values)
-    except NotImplementedError:  # within a transformation of torch.func it has no memory
-        return False
-    return is_there and values.dtype.itemsize > 1
+    return type(values) in _PLAIN and not values.is_meta and values.dtype.itemsize > 1 and has_values(values)
 
 
 def _is_bad(values: Tensor) -> bool:
@@ -212,6 +208,6 @@ def _largest(group: list[Tensor]) -> Tensor:
     group = [values for values in group if values.numel()]
     try:
         norms: Sequence[Tensor] = torch._foreach_norm(group, math.inf)
-    except (RuntimeError, NotImplementedError):  # not each version of torch, nor each device, has it
+    except RuntimeError:  # not each version of torch, nor each device, has it
         norms = [torch.linalg.vector_norm(values, math.inf) for values in group]
     return torch.stack(list(norms))

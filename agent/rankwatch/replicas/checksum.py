@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ..measure import kernel
-from ..measure.extremes import Unmeasurable, is_stored_apart, local, split
+from ..measure.extremes import Unmeasurable, has_values, is_stored_apart, local, split
 
 EXACT_WORDS = 4 * 1024
 ROW_WORDS = kernel.WORDS_PER_ROW
@@ -42,16 +42,11 @@ def readable(tensor: Tensor) -> bool:
             return False
         try:
             tensor = local(tensor)
-        except (Unmeasurable, RuntimeError, NotImplementedError):
+        except (Unmeasurable, RuntimeError):
             return False
         if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:  # its memory, if any, is not its values
             return False
-    if tensor.is_meta or tensor.is_quantized or tensor.layout is not torch.strided:
-        return False
-    try:
-        return tensor.numel() == 0 or tensor.untyped_storage().nbytes() > 0
-    except NotImplementedError:  # within a transformation of torch.func it has no memory
-        return False
+    return not (tensor.is_meta or tensor.is_quantized) and has_values(tensor)
 
 
 def write_all(tensors: Sequence[Tensor], into: Tensor, offsets: Sequence[int] | None = None) -> None:
