@@ -29,10 +29,6 @@ _CACHED_WORDS = 64 * 1024
 second-level cache."""
 _COPIED_ROWS = 16 * 1024
 """Rows that are copied at a time, where they do not lie in memory as they are needed."""
-_SHIFT, _MASK = torch.tensor(29, device="cpu"), torch.tensor((1 << 35) - 1, device="cpu")
-"""Of ``fold``. Tensors on the host, for every device: of a number, torch would make one at each call."""
-_ODD = torch.arange(1, 2 * _CACHED_WORDS, 2, device="cpu")
-"""The factors of lane 2."""
 
 
 def readable(tensor: Tensor) -> bool:
@@ -123,11 +119,10 @@ def _add_parts(sums: Iterable[Tensor], into: Tensor) -> None:
 def _lanes_of(words: Tensor, first: int) -> Tensor:
     """Both lanes of words, or of sums of rows: (..., words) -> (..., 2). ``first``: the i of the first one."""
     count = words.shape[-1]
-    folded = words >> _SHIFT
-    folded &= _MASK
+    folded = words >> 29
+    folded &= (1 << 35) - 1
     folded ^= words
-    known = first == 0 and words.is_cpu
-    folded *= _ODD[:count] if known else torch.arange(2 * first + 1, 2 * (first + count), 2, device=words.device)
+    folded *= torch.arange(2 * first + 1, 2 * (first + count), 2, device=words.device)
     return torch.stack((words.sum(-1), folded.sum(-1)), -1)
 
 
