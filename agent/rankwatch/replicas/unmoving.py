@@ -63,9 +63,6 @@ class _Unmoved:
     rate: float = 0.0
     holders: list[ref[Optimizer]] | None = None
 
-    def begin_anew(self, done: int) -> None:
-        self.since, self.graded = done, 0
-
     @property
     def parameter(self) -> Any:
         return self.named.module._parameters.get(self.name)
@@ -127,7 +124,7 @@ class Unmoving:
                 continue
             if rate is not None and (rate > one.rate or not rate):
                 one.rate = max(rate, one.rate)
-                one.begin_anew(done)
+                one.since, one.graded = done, 0
             gradient = _values_of(getattr(one.parameter, "grad", None))
             if gradient is not None and gradient.numel():
                 found.setdefault(gradient.device, []).append((one, gradient.any()))
@@ -137,16 +134,16 @@ class Unmoving:
 
     def after_step(self, optimizer: Optimizer, batch: int) -> None:
         """Looks at what has come, and at parameters that are suspected."""
-        if not self._known:
-            return
         self._collect()
         self._say(batch)
-        ripe = [one for one in self._known.values() if self._is_ripe(one)]
-        if not ripe:
-            return
-        if any(one.holders is None for one in ripe) and self._steps.done - self._searched_at >= SEARCH_EVERY:
+        long_ago = self._steps.done - STEPS
+        ripe = [
+            one for one in self._known.values() if one.graded >= LOOKS and one.since <= long_ago and one.first is not None
+        ]
+        unsearched = [one for one in ripe if one.holders is None]
+        if unsearched and self._steps.done - self._searched_at >= SEARCH_EVERY:
             self._searched_at = self._steps.done
-            self._find_holders([one for one in ripe if one.holders is None])
+            self._find_holders(unsearched)
         checked = [
             one
             for one in ripe
@@ -160,23 +157,16 @@ class Unmoving:
 
     def _find_holders(self, ripe: list[_Unmoved]) -> None:
         """An optimizer that has not stepped yet may change its parameters later."""
-        optimizers = _optimizers()
+        held = [(other, {id(value) for group in other.param_groups for value in group["params"]}) for other in _optimizers()]
         for one in ripe:
             parameter = one.parameter
-            holders = [
-                other
-                for other in optimizers
-                if any(value is parameter for group in other.param_groups for value in group["params"])
-            ]
+            holders = [other for other, values in held if id(parameter) in values]
             one.holders = [ref(other) for other in holders if self._steps.of(other)]
             # Of more than 16 bits, what is rounded away is next to nothing.
             is_precise = parameter is not None and parameter.dtype.itemsize > 2
             if (holders and not one.holders) or (one.holders and is_precise):
                 self._known.pop(one.laid.row.parameter, None)
                 one.holders = None
-
-    def _is_ripe(self, one: _Unmoved) -> bool:
-        return one.graded >= LOOKS and self._steps.done - one.since >= STEPS and one.first is not None
 
     def _collect(self) -> None:
         while self._grown and ((event := self._grown[0][2]) is None or event.query()):
@@ -200,8 +190,6 @@ def _values_of(gradient: Any) -> Tensor | None:
     if not isinstance(gradient, Tensor):
         return None
     values = local(gradient.detach())
-    if values.layout is torch.sparse_coo:
-        values = values._values()
     return beginning(values) if values.layout is torch.strided else None
 
 
