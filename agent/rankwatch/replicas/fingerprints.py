@@ -184,9 +184,10 @@ class FingerprintTaker:
         before, plan = self._plan, self._plan
         if before is None:
             self._collectives.traffic = Traffic()
-        if plan is None or not plan.still_holds(self._signs(), ordinal.number % plan.slots):
+        signs = self._signs()  # before the traffic is read, which other threads change: then the plan is made anew
+        if plan is None or not plan.still_holds(signs, ordinal.number % plan.slots):
             modules, traffic = self._modules.modules, self._collectives.traffic
-            plan = Plan(self._root, self._ddp(), self._every, modules, self._ties.names, traffic, self._signs())
+            plan = Plan(self._root, self._ddp(), self._every, modules, self._ties.names, traffic, signs)
             self._plan = plan
             self._watch_loads()
             self._watch_gathers(plan)
