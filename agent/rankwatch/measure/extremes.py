@@ -104,7 +104,10 @@ def _stored(tensor: Tensor) -> Tensor:
 def has_values(values: Tensor) -> bool:
     """Whether a tensor is one range of memory, and the memory is not given back, as FSDP does between uses."""
     is_plain = values.layout is torch.strided and not values.is_nested
-    return is_plain and (values.untyped_storage().nbytes() > 0 or not values.numel())
+    try:
+        return is_plain and (values.untyped_storage().nbytes() > 0 or not values.numel())
+    except NotImplementedError:  # within a transformation of torch.func it has no memory
+        return False
 
 
 def layout_of(values: Tensor) -> Layout:

@@ -23,6 +23,10 @@ class NamedModule:
     number: int = 0
     """The modules of a model are numbered, so that work can be spread over them."""
 
+    def label(self, name: str) -> str:
+        """The qualified name of its parameter of this name."""
+        return f"{self.names[0]}.{name}" if self.names[0] else name
+
 
 class Modules(Protocol):
     """The modules of a model, as far as they are known, and which of them are watched."""
@@ -63,6 +67,14 @@ def named_modules(root: nn.Module, name: str = "") -> dict[int, NamedModule]:
     found: dict[int, NamedModule] = {}
     _collect(unwrap(root), name, found, frozenset())
     return found
+
+
+def parameters_of(modules: Iterable[NamedModule]) -> Iterator[tuple[str, NamedModule, str, nn.Parameter]]:
+    """The parameters of modules: each by its qualified name, its module, and its name there. A shared one comes repeatedly."""
+    for named in modules:
+        for name, value in named.module._parameters.items():
+            if value is not None:
+                yield named.label(name), named, name, value
 
 
 def advise(given: object) -> str:

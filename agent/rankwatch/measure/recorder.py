@@ -25,7 +25,7 @@ from .weights import ModuleWeights, Weights
 log = logging.getLogger(__name__)
 
 MAX_SPECS = 128
-"""Keys of specs cached per module, up to two each. Some calls are never alike: dicts with the names of samples as keys, say."""
+"""Specs cached per module. Some calls are never alike: dicts with the names of samples as keys, say."""
 
 _NONE, _NOT_A_TENSOR, _EMPTY, _UNMATERIALISED = map(
     Cell, (State.NONE, State.NOT_A_TENSOR, State.EMPTY, State.UNMATERIALISED)
@@ -114,7 +114,6 @@ class Recorder:
         self._tape = tape
         self._weights = Weights(self.cell, weights_every)
         self._seen: dict[int, _Measured] = {}
-        self._dtypes: dict[torch.dtype, tuple[str, State | None]] = {}
         self._specs: dict[int, BoundedDict[Hashable, FrameSpec]] = {}
         self._forward = 0
         self._step = 0
@@ -215,19 +214,17 @@ class Recorder:
 
     def values(self, position: Position, named: NamedModule, found: list[tuple[Kind, str, Any]]) -> PendingFrame:
         """A frame of labelled values under a module's name."""
-        rows = tuple([ReadingSpec(kind, label, self._name_and_state(value)[0]) for kind, label, value in found])
+        rows = tuple([ReadingSpec(kind, label, _dtype(value)) for kind, label, value in found])
         return self.cells(position, named, Phase.FORWARD, rows, [self.cell(value) for _, _, value in found])
 
     def cells(
         self, position: Position, named: NamedModule, phase: Phase, rows: tuple[ReadingSpec, ...], cells: list[Cell]
     ) -> PendingFrame:
-        """A frame of readings that were already measured. Fast if the rows are the same tuple each time."""
+        """A frame of readings that were already measured."""
         specs = self._specs_of(named)
-        spec = specs.get(id(rows))
-        if spec is None or spec.readings is not rows or spec.phase is not phase:
-            spec = specs.get((phase, rows))
-            if spec is None:
-                spec = specs[phase, rows] = specs[id(rows)] = _spec(named, rows, phase)
+        spec = specs.get((phase, rows))
+        if spec is None:
+            spec = specs[phase, rows] = _spec(named, rows, phase)
         return PendingFrame(position, named, spec, cells, self._step)
 
     def weights(self, position: Position, named: NamedModule) -> PendingFrame:
@@ -316,15 +313,14 @@ class Recorder:
             try:
                 version = values._version
             except RuntimeError:  # of inference mode: measured anew each time
-                return self._tape.write(values, self._name_and_state(value)[1]) if values.numel() else _EMPTY
+                return self._tape.write(values, _state_of(value.dtype)) if values.numel() else _EMPTY
             address = values.data_ptr()
             seen = self._seen.get(address)
             if seen is not None and seen.is_of(values, version):
                 return seen.cell
             if not values.numel():
                 return _EMPTY
-            state = None if value.dtype.is_floating_point else self._name_and_state(value)[1]
-            cell = self._tape.write(values.detach() if values.requires_grad else values, state)
+            cell = self._tape.write(values.detach() if values.requires_grad else values, _state_of(value.dtype))
         except (Unmeasurable, RuntimeError, TypeError, ValueError) as error:
             if is_stored_apart(value):  # asked here and not before, as hardly any tensor is
                 with suppress(Unmeasurable, RuntimeError):
@@ -347,15 +343,6 @@ class Recorder:
         rounded = c_float(c_float(nonzero.item()).value / c_float(values.numel()).value).value
         share = c_float(1 - rounded).value
         return self._tape.known(share, share)
-
-    def _name_and_state(self, value: Any) -> tuple[str, State | None]:
-        if not isinstance(value, Tensor):
-            return ("float" if isinstance(value, float) and not math.isfinite(value) else ""), None
-        known = self._dtypes.get(value.dtype)
-        if known is None:
-            is_float = value.dtype.is_floating_point or value.dtype.is_complex
-            known = self._dtypes[value.dtype] = dtype_name(value.dtype), None if is_float else State.NOT_FLOAT
-        return known
 
     def _specs_of(self, named: NamedModule) -> dict[Hashable, FrameSpec]:
         """The specs of a module's calls, by the structure of the call."""
@@ -391,6 +378,11 @@ def _flatten_input(value: Any, found: list[Any]) -> Hashable:
     if len(found) == before:  # an empty tuple
         found.append(value)
     return structure
+
+
+def _state_of(dtype: torch.dtype) -> State | None:
+    """The state of a reading of this dtype; None: follows from its numbers."""
+    return None if dtype.is_floating_point or dtype.is_complex else State.NOT_FLOAT
 
 
 def _dtype(value: Any) -> str:

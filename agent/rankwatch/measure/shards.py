@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,20 +17,32 @@ log = logging.getLogger(__name__)
 Key = tuple[int, str]
 """A module, by its ``id``, and the name of its parameter."""
 
+MISSING = (AttributeError, TypeError, ValueError, RuntimeError, LookupError, AssertionError)
+"""What may be raised where torch's private state is another one."""
 
-def own_shards(model: nn.Module) -> dict[Key, Tensor]:
-    """The shards of FSDP's units in ``model``. It reads private state: what another version of torch has not is left out."""
-    found: dict[Key, Tensor] = {}
-    unit: Any
-    for unit in model.modules():
+T = TypeVar("T")
+
+
+def in_units(
+    modules: Iterable[nn.Module], of_flat: Callable[[Any, Any], Iterable[T]], of_group: Callable[[Any], Iterable[T]]
+) -> Iterator[T]:
+    """What ``of_flat`` finds in each unit of FSDP1 and its handle, and ``of_group`` in each group of parameters of FSDP2.
+
+    They read private state: what another version of torch has not is left out.
+    """
+    for unit in modules:
         try:
             if (handle := fsdp1_handle(unit)) is not None:
-                found.update(_of_flat(handle))
+                yield from of_flat(unit, handle)
             for group in fsdp2_groups(unit):
-                found.update(_of_group(group))
-        except (AttributeError, TypeError) as error:
-            log.debug("cannot find the shards of %s: %s", type(unit).__name__, error)
-    return found
+                yield from of_group(group)
+        except MISSING as error:
+            log.debug("cannot find the parameters of %s: %s", type(unit).__name__, error)
+
+
+def own_shards(model: nn.Module) -> dict[Key, Tensor]:
+    """The shards of FSDP's units in ``model``."""
+    return dict(in_units(model.modules(), _of_flat, _of_group))
 
 
 def is_bad(shard: Tensor | None) -> bool:
@@ -38,14 +50,14 @@ def is_bad(shard: Tensor | None) -> bool:
     return shard is None or (shard.numel() > 0 and not bool(torch.isfinite(shard.float()).all()))
 
 
-def _of_flat(handle: Any) -> Iterator[tuple[Key, Tensor]]:
+def _of_flat(unit: Any, handle: Any) -> Iterator[tuple[Key, Tensor]]:
     """FSDP1: one flat parameter; each of the user's parameters is a range of it, or its shard has nothing of it."""
     flat = handle.flat_param
     shard = flat._local_shard.detach()
     yield (id(handle._fully_sharded_module), "_flat_param"), shard
     infos = getattr(flat, "_shard_param_infos", None)
     for info, part in zip(flat._param_infos, infos or (), strict=bool(infos)):
-        start = part.offset_in_shard if part.in_shard else 0
+        start = part.offset_in_shard or 0
         yield (id(info.module), info.param_name), shard[start : start + (part.numel_in_shard or 0)]
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 from weakref import ref
 
 import torch
@@ -34,27 +35,23 @@ LOOK_EVERY = 16
 """Forwards between two looks where no optimizer step is seen."""
 
 
-class Look:
-    """One look, in ``batch``. ``is_first``: none came before it."""
+class Look(NamedTuple):
+    """One look, in ``batch``. ``is_first``: none came before it.
 
-    def __init__(
-        self,
-        is_first: bool,
-        batch: int,
-        found: list[tuple[NamedModule, Tensor]],
-        suspects: list[NamedModule],
-        cells: list[Cell],
-    ) -> None:
-        self.is_first = is_first
-        self.batch = batch
-        self._cells = cells
-        self._modules = {named.number: named for named, _ in found} if cells else {}
-        self._suspects = suspects
+    ``found``: the modules with a parameter on the host that is bad. ``cells`` are of parameters on devices: if one is bad, any
+    of ``modules`` may have it.
+    """
+
+    is_first: bool
+    batch: int
+    found: list[NamedModule]
+    cells: list[Cell]
+    modules: list[NamedModule]
 
     @property
     def suspects(self) -> list[NamedModule]:
         """The modules that may have a bad parameter, as far as the host knows: those on a device once the tape was read."""
-        return list(self._modules.values()) if any(cell.is_bad for cell in self._cells) else self._suspects
+        return self.modules if any(cell.is_bad for cell in self.cells) else self.found
 
 
 class Sweep:
@@ -139,7 +136,8 @@ class Sweep:
         suspects = {found[number][0].number: found[number][0] for number in ways.bad_among(values)}
         cells = [self._recorder.cell(values[number]) for number in ways.apart]
         cells += [self._recorder.cell(_largest([values[number] for number in group])) for group in ways.elsewhere]
-        return Look(is_first, batch, found, list(suspects.values()), cells)
+        modules = {named.number: named for named, _ in found} if cells else {}
+        return Look(is_first, batch, [*suspects.values()], cells, [*modules.values()])
 
     def _ways_of(self, values: list[Tensor]) -> _Ways:
         """How to look at each of these tensors: as before, if they are the same ones, in the same memory."""
@@ -195,11 +193,7 @@ def _has_bad_weight(frame: PendingFrame) -> bool:
 
 
 def _can_be_summed(values: Tensor) -> bool:
-    try:
-        is_there = type(values) in _PLAIN and not values.is_meta and has_values(values)
-    except NotImplementedError:  # within a transformation of torch.func it has no memory
-        return False
-    return is_there and values.dtype.itemsize > 1
+    return type(values) in _PLAIN and not values.is_meta and values.dtype.itemsize > 1 and has_values(values)
 
 
 def _is_bad(values: Tensor) -> bool:
@@ -212,6 +206,6 @@ def _largest(group: list[Tensor]) -> Tensor:
     group = [values for values in group if values.numel()]
     try:
         norms: Sequence[Tensor] = torch._foreach_norm(group, math.inf)
-    except (RuntimeError, NotImplementedError):  # not each version of torch, nor each device, has it
+    except RuntimeError:  # not each version of torch, nor each device, has it
         norms = [torch.linalg.vector_norm(values, math.inf) for values in group]
     return torch.stack(list(norms))

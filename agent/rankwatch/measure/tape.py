@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -206,22 +206,13 @@ class PendingRead:
         return bad
 
 
-class _Copy:
+class _Copy(NamedTuple):
     """Rows on their way. ``free`` gives their pinned memory back to the buffer, once they are read."""
 
-    __slots__ = ("cells", "event", "free", "rows")
-
-    def __init__(
-        self,
-        cells: list[Cell],
-        rows: Tensor,
-        event: Event | None = None,
-        free: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.cells = cells
-        self.rows = rows
-        self.event = event
-        self.free = free
+    cells: list[Cell]
+    rows: Tensor
+    event: Event | None = None
+    free: Callable[[], None] = lambda: None
 
 
 class _Buffer:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ..measure import kernel
-from ..measure.extremes import Unmeasurable, is_stored_apart, local, split
+from ..measure.extremes import Unmeasurable, has_values, is_stored_apart, local, split
 
 EXACT_WORDS = 4 * 1024
 ROW_WORDS = kernel.WORDS_PER_ROW
@@ -29,50 +29,31 @@ _CACHED_WORDS = 64 * 1024
 second-level cache."""
 _COPIED_ROWS = 16 * 1024
 """Rows that are copied at a time, where they do not lie in memory as they are needed."""
-_SHIFT, _MASK = torch.tensor(29, device="cpu"), torch.tensor((1 << 35) - 1, device="cpu")
-"""Of ``fold``. Tensors on the host, for every device: of a number, torch would make one at each call."""
-_ODD = torch.arange(1, 2 * _CACHED_WORDS, 2, device="cpu")
-"""The factors of lane 2."""
 
 
 def readable(tensor: Tensor) -> bool:
     """Whether a tensor has bits that can be read: not if it is meta, lazy, quantized, or its memory is given back."""
-    kind = type(tensor)
-    if kind is not nn.Parameter and kind is not Tensor:
+    if not _is_plain(tensor):
         if is_lazy(tensor):
             return False
         try:
             tensor = local(tensor)
-        except (Unmeasurable, RuntimeError, NotImplementedError):
+        except (Unmeasurable, RuntimeError):
             return False
         if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:  # its memory, if any, is not its values
             return False
-    if is_stored_apart(tensor):
-        tensor = local(tensor)
-    if tensor.is_meta or tensor.is_quantized or tensor.layout is not torch.strided:
-        return False
-    try:
-        return tensor.numel() == 0 or tensor.untyped_storage().nbytes() > 0
-    except NotImplementedError:  # within a transformation of torch.func it has no memory
-        return False
-
-
-def write_lanes(values: Tensor, into: Tensor) -> None:
-    """Writes both lanes of ``values``, which must be ``readable``, into two int64 on its device. Never waits for a device."""
-    write_all([values], into.unsqueeze(0))
-
-
-def share_of(values: Tensor, offset_elements: int, into: Tensor) -> None:
-    """As ``write_lanes``, for a shard that begins at this element of a larger tensor: the lanes 1 of its shards add up."""
-    write_all([values], into.unsqueeze(0), [offset_elements])
+    return not (tensor.is_meta or tensor.is_quantized) and has_values(tensor)
 
 
 def write_all(tensors: Sequence[Tensor], into: Tensor, offsets: Sequence[int] | None = None) -> None:
-    """Writes the lanes of each tensor into its row of ``into``. All are on one device. ``offsets``: see ``share_of``.
+    """Writes both lanes of each tensor into its row of ``into``, two int64. Never waits for a device.
 
-    Much cheaper than one by one: tensors of the same size are joined.
+    All must be ``readable`` and on one device. Tensors of the same size are joined, which is much cheaper than one by one.
+
+    Args:
+        offsets: where each begins in a larger tensor, in elements, if it is a shard: the lanes 1 of the shards add up.
     """
-    joined = _Joined(into.device)
+    joined = _Joined()
     with torch.no_grad():
         for index, tensor in enumerate(tensors):
             values = _plain(tensor)
@@ -82,85 +63,66 @@ def write_all(tensors: Sequence[Tensor], into: Tensor, offsets: Sequence[int] | 
             if count == 0:
                 into[index].zero_()
             elif count <= EXACT_WORDS:
-                joined.add_words(index, _words(values, lead, count))
+                joined.add(index, _words(values, lead, count))
             elif (in_order := lead == 0 and _is_in_order(values)) and kernel.can_sum(values):
                 kernel.record_lanes(values, into[index].zero_())
             else:
-                rows = _rows(values.view(-1)) if in_order else _copied(values, lead)
-                joined.add_rows(index, -(-count // ROW_WORDS), rows)
+                sums = (part.sum(1) for part in (_rows(values.view(-1)) if in_order else _copied(values, lead)))
+                if count > ROW_WORDS * _CACHED_WORDS:
+                    _add_parts(sums, into[index].zero_())
+                else:
+                    joined.add(index, torch.cat(list(sums)))
         joined.write(into)
 
 
 class _Joined:
-    """The lanes of tensors that are joined where they have the same number of words, or of rows.
+    """The lanes of tensors that are joined where they have the same number of words, or of rows, whose sums are then given.
 
     So a few operators are enough for many tensors.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self) -> None:
         self._words: dict[int, list[tuple[int, Tensor]]] = {}
-        self._rows: dict[int, list[tuple[int, Iterable[Tensor]]]] = {}
         self._indices: list[int] = []
         self._lanes: list[Tensor] = []
 
-    def add_words(self, index: int, words: Tensor) -> None:
+    def add(self, index: int, words: Tensor) -> None:
         count = len(words)
         found = self._words.setdefault(count, [])
         found.append((index, words))
         if len(found) * count >= _CACHED_WORDS:
-            self._take_words(self._words.pop(count))
-
-    def add_rows(self, index: int, count: int, parts: Iterable[Tensor]) -> None:
-        """Adds a tensor of so many rows, which come in parts."""
-        if count > _CACHED_WORDS:
-            total, first = torch.zeros(2, dtype=torch.int64, device=self._device), 0
-            for part in parts:
-                total += _lanes_of(part.sum(1), first)
-                first += len(part)
-            self._indices.append(index)
-            self._lanes.append(total.unsqueeze(0))
-            return
-        found = self._rows.setdefault(count, [])
-        found.append((index, parts))
-        if len(found) * count >= _CACHED_WORDS:
-            self._take_rows(count, self._rows.pop(count))
+            self._take(self._words.pop(count))
 
     def write(self, into: Tensor) -> None:
         """Writes the lanes of each tensor into its row of ``into``."""
-        for words in self._words.values():
-            self._take_words(words)
-        for count, rows in self._rows.items():
-            self._take_rows(count, rows)
+        for found in self._words.values():
+            self._take(found)
         if into.is_cpu and self._lanes:
             into.index_copy_(0, torch.tensor(self._indices, device="cpu"), torch.cat(self._lanes))
         elif self._lanes:  # without an index, for which the host would wait
             places = [into[index] for index in self._indices]
             torch._foreach_copy_(places, [pair for some in self._lanes for pair in some.unbind(0)])
 
-    def _take_words(self, found: list[tuple[int, Tensor]]) -> None:
+    def _take(self, found: list[tuple[int, Tensor]]) -> None:
         self._indices += [index for index, _ in found]
         self._lanes.append(_lanes_of(torch.stack([words for _, words in found]), 0))
 
-    def _take_rows(self, count: int, found: list[tuple[int, Iterable[Tensor]]]) -> None:
-        sums = torch.empty((len(found), count), dtype=torch.int64, device=self._device)
-        for line, (index, parts) in zip(sums.unbind(0), found, strict=True):
-            first = 0
-            for part in parts:
-                torch.sum(part, 1, out=line[first : first + len(part)])
-                first += len(part)
-            self._indices.append(index)
-        self._lanes.append(_lanes_of(sums, 0))
+
+def _add_parts(sums: Iterable[Tensor], into: Tensor) -> None:
+    """Adds both lanes of a large tensor to ``into``, by the sums of its rows, which come in parts."""
+    first = 0
+    for part in sums:
+        into += _lanes_of(part, first)
+        first += len(part)
 
 
 def _lanes_of(words: Tensor, first: int) -> Tensor:
     """Both lanes of words, or of sums of rows: (..., words) -> (..., 2). ``first``: the i of the first one."""
     count = words.shape[-1]
-    folded = words >> _SHIFT
-    folded &= _MASK
+    folded = words >> 29
+    folded &= (1 << 35) - 1
     folded ^= words
-    known = first == 0 and words.is_cpu
-    folded *= _ODD[:count] if known else torch.arange(2 * first + 1, 2 * (first + count), 2, device=words.device)
+    folded *= torch.arange(2 * first + 1, 2 * (first + count), 2, device=words.device)
     return torch.stack((words.sum(-1), folded.sum(-1)), -1)
 
 
@@ -216,10 +178,15 @@ def _is_in_order(values: Tensor) -> bool:
     )
 
 
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether the values are those of the tensor itself, and no subclass does anything of its own."""
+    kind = type(tensor)
+    return (kind is nn.Parameter or kind is Tensor) and not is_stored_apart(tensor)
+
+
 def _plain(tensor: Tensor) -> Tensor:
     """The values on this rank (see ``local``), without what a subclass does of its own."""
-    kind = type(tensor)
-    if (kind is nn.Parameter or kind is Tensor) and not is_stored_apart(tensor):
+    if _is_plain(tensor):
         return tensor
     values = local(tensor)
     return values if type(values) is Tensor else values.as_subclass(Tensor)

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ..measure.shards import MISSING
 from ..shared.types.fingerprint import RankMesh
 from ..touch.torch_private import comm_hooks_of
-from .fsdp_units import MISSING
+from .fsdp_units import ranks_of
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ def held_by(module: nn.Module) -> dict[str, Any]:
 
 
 def _of(ddp: Any) -> Replicas:
-    ranks = tuple(dist.get_process_group_ranks(ddp.process_group))
+    ranks = ranks_of(ddp.process_group)
     mesh = RankMesh(ranks, (len(ranks),), (True,), source="DDP", is_declared=is_synchronising(ddp))
     ignored = replace(mesh, source="DDP ignores it", is_declared=False)
     names = ddp.parameters_to_ignore

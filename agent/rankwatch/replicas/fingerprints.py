@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
@@ -32,7 +32,7 @@ from ..shared.types.fingerprint import ALL_ROWS, Fingerprint
 from ..touch.torch_private import active_ddp, comm_hooks_of, has_rpc
 from ..touch.unseen import OutsideOfGraph, quietly
 from .join_count import era, watch_joins
-from .lanes import Lanes, Pair, combined, packed
+from .lanes import Lanes, Pair, beginning, combined, packed
 from .meshes import LaidParameter
 from .slots import Plan, Signs, world_size
 from .ties import Ties
@@ -44,10 +44,8 @@ ALL_UNTIL = 2
 ALONE_EVERY = 16
 """Steps between two looks at parameters that have not changed yet, where there is no rank to compare with."""
 
-MAX_INPUT = 1 << 20
-"""Elements of an input that are read: ranks that are fed the same data have the same beginnings."""
-
 MAX_INPUTS = 64
+"""Tensors of an input that are read: ranks that are fed the same data have the same beginnings of them."""
 
 _UNSEEN = ("horovod", "byteps", "bagua", "hivemind", "mpi4py", "ray.util.collective")
 """Packages by which ranks talk to each other, other than torch's process groups."""
@@ -142,8 +140,9 @@ class FingerprintTaker:
 
     def _forward_ends(self) -> None:
         """Nothing is gathered any more for the forward that began last."""
-        for taken in (*([self._unsure] if self._unsure is not None else []), *self._pending):
-            taken.close()
+        for taken in (self._unsure, *self._pending):
+            if taken is not None:
+                taken.close()
         self.flush()
 
     def _root_returned(self) -> None:
@@ -189,24 +188,19 @@ class FingerprintTaker:
         return _Ordinal(number, self._steps.done - self._began)
 
     def _take(self, ordinal: _Ordinal, batch: BatchInProgress) -> FingerprintInProgress:
-        plan, signs = self._plan, self._signs()
-        is_new = plan is None or not plan.still_holds(signs, ordinal.number % plan.slots)
-        if plan is None or is_new:
-            if plan is None:
-                self._collectives.traffic = Traffic()
-                signs = self._signs()
-            traffic = self._collectives.traffic
-            before, plan = (
-                plan,
-                Plan(self._root, self._ddp(), self._every, self._modules.modules, self._ties.names, traffic, signs),
-            )
-            is_new = before is None or plan.table.id != before.table.id
+        before, plan = self._plan, self._plan
+        if before is None:
+            self._collectives.traffic = Traffic()
+        signs = self._signs()  # before the traffic is read, which other threads change: then the plan is made anew
+        if plan is None or not plan.still_holds(signs, ordinal.number % plan.slots):
+            modules, traffic = self._modules.modules, self._collectives.traffic
+            plan = Plan(self._root, self._ddp(), self._every, modules, self._ties.names, traffic, signs)
             self._plan = plan
             self._watch_loads()
             self._watch_gathers(plan)
-            self._unmoving.begin(plan.parameters, self._modules.modules, batch.position.batch)
+            self._unmoving.begin(plan.parameters, modules, batch.position.batch)
             self._ties.begin(plan.parameters)
-        is_whole = is_new or self._is_loaded or ordinal.number <= ALL_UNTIL
+        is_whole = before is None or plan.table.id != before.table.id or self._is_loaded or ordinal.number <= ALL_UNTIL
         slot = ALL_ROWS if is_whole else ordinal.number % plan.slots
         alone = self._unmoving.parameters if is_whole or not ordinal.number % ALONE_EVERY else []
         return FingerprintInProgress(
@@ -216,21 +210,14 @@ class FingerprintTaker:
             self._steps.number,
             slot,
             plan.rows(slot) if plan.is_shared else alone,
+            (self._is_loaded, self._is_local, self._communicates(plan)),
             has_inputs=plan.table.inputs is not None and not self._shares_inputs,
-            is_loaded=self._is_loaded,
-            is_local=self._is_local,
-            communicates=self._communicates(plan),
         )
 
     def _signs(self) -> Signs:
         ddp = self._ddp()
-        return (
-            len(self._modules.modules),
-            id(ddp),
-            len(comm_hooks_of(ddp)),
-            world_size(),
-            self._collectives.traffic[1:],
-        )
+        modules, traffic = self._modules.modules, self._collectives.traffic
+        return len(modules), id(ddp), len(comm_hooks_of(ddp)), world_size(), traffic[1:]
 
     def _see_ddp(self) -> None:
         active = active_ddp()
@@ -282,7 +269,10 @@ class _WithModule(OutsideOfGraph):
 
 
 class FingerprintInProgress:
-    """The checksums of one fingerprint, on their way to the host. It is ``is_open`` while gathered values may be added."""
+    """The checksums of one fingerprint, on their way to the host. It is ``is_open`` while gathered values may be added.
+
+    ``flags``: whether weights were loaded, whether gradients were not synchronised, and whether the ranks communicate.
+    """
 
     def __init__(
         self,
@@ -292,21 +282,18 @@ class FingerprintInProgress:
         step: int,
         slot: int,
         rows: Sequence[LaidParameter],
+        flags: tuple[bool, bool, bool],
         *,
         has_inputs: bool,
-        is_loaded: bool,
-        is_local: bool,
-        communicates: bool,
     ) -> None:
         self.plan = plan
         self.batch = batch
         self.ordinal = ordinal
         self._step = step
         self._slot = slot
-        self._flags = is_loaded, is_local, communicates
+        self._flags = flags
         self.rows = rows
-        self._lanes = Lanes(len(rows))
-        self._lanes.write((number, parameter.own(), 0) for number, parameter in enumerate(rows))
+        self._lanes = Lanes.of([parameter.own() for parameter in rows])
         self._awaited = plan.gathered(slot)
         self._gathers = Lanes(2 * sum(map(len, self._awaited.values())))
         self._has_gathered = False
@@ -363,15 +350,4 @@ class FingerprintInProgress:
 def _checksums_of_inputs(batch: BatchInProgress) -> Lanes | None:
     """Of what the root was given. Single numbers may well be the same on all ranks: a time, say."""
     given = [] if batch.entry is None else [value for value in batch.entry.given if value.numel() > 1][:MAX_INPUTS]
-    if not given:
-        return None
-    lanes = Lanes(len(given))
-    lanes.write((number, _beginning(value.detach()), 0) for number, value in enumerate(given))
-    return lanes
-
-
-def _beginning(values: Tensor) -> Tensor:
-    """As many of the first values as are read."""
-    while values.numel() > MAX_INPUT and values.dim():
-        values = values[: max(1, MAX_INPUT * len(values) // values.numel())] if len(values) > 1 else values[0]
-    return values
+    return Lanes.of([beginning(value.detach()) for value in given]) if given else None

@@ -1,13 +1,9 @@
-"""The parameters that FSDP keeps in its units: how they lie on the ranks, where this rank's shard is, and what is gathered.
-
-It reads private state: what another version of torch has not is left out.
-"""
+"""The parameters that FSDP keeps in its units: how they lie on the ranks, where this rank's shard is, and what is gathered."""
 
 from __future__ import annotations
 
-import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
@@ -18,14 +14,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..measure.modules import wrapped_in
+from ..measure.shards import in_units
 from ..shared.types.fingerprint import NO_GATHER, RankMesh
 from ..touch.stack import outwards
-from ..touch.torch_private import fsdp1_handle, fsdp2_groups, shard_of
-
-log = logging.getLogger(__name__)
-
-MISSING = (AttributeError, TypeError, ValueError, RuntimeError, LookupError, AssertionError)
-"""What may be raised where torch's private state is another one."""
+from ..touch.torch_private import fsdp1_handle, shard_of
 
 _HOOKS = "torch.distributed.algorithms._comm_hooks"
 
@@ -43,33 +35,37 @@ class Gather(NamedTuple):
     find: Callable[[], Tensor | None]
 
 
-class UnitParameter(NamedTuple):
-    """A parameter of a unit. ``places``: the modules that use it, and its names there.
+class Found(NamedTuple):
+    """A parameter before it has a row; ``mesh`` None: no other rank has it.
 
-    ``own`` returns this rank's shard. ``data``: the mesh of the inputs, not replicated along the data-parallel dimensions.
+    ``data``: the mesh of the inputs, as the parameter shows it: not replicated along the data-parallel dimensions. ``own``
+    returns this rank's values of it, its shard where it is sharded. ``is_own``: it may differ from rank to rank, but for what
+    arranges it.
     """
 
-    places: tuple[tuple[nn.Module, str], ...]
     dtype: torch.dtype
     numel: int
     is_trainable: bool
-    mesh: RankMesh
-    data: RankMesh
+    mesh: RankMesh | None
+    data: RankMesh | None
     own: Callable[[], Tensor | None]
-    gather: Gather | None
+    gather: Gather | None = None
+    name: str = ""
+    is_own: bool = False
 
 
-def unit_parameters(root: nn.Module) -> Iterator[UnitParameter]:
+Places = tuple[tuple[nn.Module, str], ...]
+"""The modules that use a parameter, and its names there."""
+
+
+def unit_parameters(root: nn.Module) -> Iterator[tuple[Places, Found]]:
     """The parameters of the units in ``root``, and of those that call it."""
-    unit: Any
-    for unit in (*_callers(root), *root.modules()):
-        try:
-            if (handle := fsdp1_handle(unit)) is not None:
-                yield from _of_flat(unit, handle)
-            for group in fsdp2_groups(unit):
-                yield from _of_group(group)
-        except MISSING as error:
-            log.debug("cannot find the parameters of %s: %s", type(unit).__name__, error)
+    return in_units((*_callers(root), *root.modules()), _of_flat, _of_group)
+
+
+def ranks_of(group: Any) -> tuple[int, ...]:
+    """The global ranks of a process group; empty without one."""
+    return tuple(dist.get_process_group_ranks(group)) if group is not None else ()
 
 
 def along(ranks: Tensor, rank: int) -> list[tuple[int, ...]]:
@@ -81,62 +77,39 @@ def along(ranks: Tensor, rank: int) -> list[tuple[int, ...]]:
     ]
 
 
-def _callers(root: nn.Module) -> list[nn.Module]:
+def _callers(root: nn.Module) -> Iterable[nn.Module]:
     """The modules of FSDP1 that wrap ``root`` and call it now: it may have been watched before it was wrapped."""
-    found: list[nn.Module] = []
-    for frame in outwards(sys._getframe(1)):
-        caller = frame.f_locals.get("self")
-        if (
-            isinstance(caller, nn.Module)
-            and fsdp1_handle(caller) is not None
-            and caller is not root
-            and any(inner is root for inner in wrapped_in(caller))
-            and all(caller is not one for one in found)
-        ):
-            found.append(caller)
-    return found
+    callers = [frame.f_locals.get("self") for frame in outwards(sys._getframe(1))]
+    units = [one for one in callers if isinstance(one, nn.Module) and one is not root and fsdp1_handle(one) is not None]
+    return {id(one): one for one in units if any(inner is root for inner in wrapped_in(one))}.values()
 
 
 # --- FSDP1: one flat parameter; each of the user's parameters is a range of it, or its shard has nothing of it ------------
 
 
-def _of_flat(unit: Any, handle: Any) -> Iterator[UnitParameter]:
+def _of_flat(unit: Any, handle: Any) -> Iterator[tuple[Places, Found]]:
     flat = handle.flat_param
     mesh = _mesh_of_unit(unit, handle.uses_sharded_strategy)
     data = replace(mesh, replicated=(False,) * len(mesh.shape), gathers=NO_GATHER)
     infos, parts = flat._param_infos, getattr(flat, "_shard_param_infos", None)
     dtype = getattr(handle, "_fwd_bwd_param_dtype", None) or flat.dtype
-    common = {"dtype": flat.dtype, "mesh": mesh, "data": data}
     if parts is None:
-        places = ((handle._fully_sharded_module, "_flat_param"),)
         numel = flat._unpadded_unsharded_size.numel()
-        yield UnitParameter(
-            places,
-            numel=numel,
-            is_trainable=flat.requires_grad,
-            own=partial(_own_flat, handle, 0, None),
-            gather=None,
-            **common,
-        )
+        own = partial(_own_flat, handle, 0, None)
+        yield ((handle._fully_sharded_module, "_flat_param"),), Found(flat.dtype, numel, flat.requires_grad, mesh, data, own)
         return
     shared: dict[tuple[int, str], list[tuple[nn.Module, str]]] = {}
     for one in flat._shared_param_infos:
         shared.setdefault((id(one.prim_module), one.prim_param_name), []).append((one.module, one.param_name))
     users = getattr(flat, "_params", None) or [flat] * len(infos)
     for info, part, numel, start, user in zip(infos, parts, flat._numels, _starts(flat), users, strict=True):
-        length = part.numel_in_shard or 0 if part.in_shard else 0
         gather = None
         if mesh.gathers != NO_GATHER:
             find = partial(_gathered_flat, handle, start, numel, dtype)
             gather = Gather(handle._fully_sharded_module, dtype, part.intra_param_start_idx or 0, find)
-        yield UnitParameter(
-            ((info.module, info.param_name), *shared.get((id(info.module), info.param_name), ())),
-            numel=numel,
-            is_trainable=user.requires_grad,
-            own=partial(_own_flat, handle, part.offset_in_shard or 0, length),
-            gather=gather,
-            **common,
-        )
+        own = partial(_own_flat, handle, part.offset_in_shard or 0, part.numel_in_shard or 0)
+        places = ((info.module, info.param_name), *shared.get((id(info.module), info.param_name), ()))
+        yield places, Found(flat.dtype, numel, user.requires_grad, mesh, data, own, gather)
 
 
 def _starts(flat: Any) -> list[int]:
@@ -163,13 +136,11 @@ def _gathered_flat(handle: Any, start: int, numel: int, dtype: torch.dtype) -> T
 
 def _mesh_of_unit(unit: Any, is_sharded: bool) -> RankMesh:
     """Of HYBRID_SHARD with one rank in each group of shards, torch makes NO_SHARD, and reduces over that one rank."""
-    inner = tuple(dist.get_process_group_ranks(unit.process_group))
-    outer_group = getattr(unit, "_inter_node_pg", None)
+    inner, outer = ranks_of(unit.process_group), ranks_of(getattr(unit, "_inter_node_pg", None))
     is_declared = _is_synchronising(getattr(unit, "_comm_hook", None))
     gathers = is_sharded and len(inner) > 1
-    if outer_group is None:
+    if not outer:
         return RankMesh(inner, (len(inner),), (not is_sharded,), 0 if gathers else NO_GATHER, "FSDP", is_declared)
-    outer = tuple(dist.get_process_group_ranks(outer_group))
     grid = _grid(getattr(unit, "_device_mesh", None), outer, inner)
     if grid is None:
         return RankMesh(outer, (len(outer),), (True,), NO_GATHER, "HSDP", is_declared)
@@ -193,7 +164,7 @@ def _is_synchronising(hook: Any) -> bool:
 # --- FSDP2: each parameter is sharded by itself -------------------------------------------------------------------------
 
 
-def _of_group(group: Any) -> Iterator[UnitParameter]:
+def _of_group(group: Any) -> Iterator[tuple[Places, Found]]:
     modules = getattr(group, "modules", None)
     meshes: dict[tuple[Any, ...], tuple[RankMesh, RankMesh]] = {}  # there may be thousands of ranks
     for parameter in group.fsdp_params:
@@ -209,28 +180,16 @@ def _of_group(group: Any) -> Iterator[UnitParameter]:
             gather = _gather_of(parameter, modules[0] if modules else info.module)
             if gather is None:
                 mesh = replace(mesh, gathers=NO_GATHER)
-        yield UnitParameter(
-            ((info.module, info.param_name), *shared),
-            sharded.dtype,
-            sharded.numel(),
-            sharded.requires_grad,
-            mesh,
-            data,
-            partial(_own_shard, parameter),
-            gather,
-        )
+        own = partial(_own_shard, parameter)
+        found = Found(sharded.dtype, sharded.numel(), sharded.requires_grad, mesh, data, own, gather)
+        yield ((info.module, info.param_name), *shared), found
 
 
 def _mesh_of_dtensor(sharded: Any, mesh_info: Any) -> tuple[RankMesh, RankMesh]:
     ranks = sharded.device_mesh.mesh
     replicated = tuple(one.is_replicate() for one in sharded.placements)
     lines = along(ranks, dist.get_rank())
-    groups = {
-        name: tuple(dist.get_process_group_ranks(found)) if found is not None else ()
-        for name in ("shard", "replicate")
-        for found in [getattr(mesh_info, f"{name}_process_group", None)]
-    }
-    shard, replicate = groups["shard"], groups["replicate"]
+    shard, replicate = (ranks_of(getattr(mesh_info, f"{name}_process_group", None)) for name in ("shard", "replicate"))
     gathers = [dim for dim, line in enumerate(lines) if line == shard and len(line) > 1 and not replicated[dim]]
     mesh = RankMesh(
         tuple(ranks.flatten().tolist()),
@@ -250,9 +209,7 @@ def _gather_of(parameter: Any, module: nn.Module) -> Gather | None:
     if (placement is not None and placement.dim != 0) or type(local) is not Tensor:
         return None
     policy = getattr(parameter, "mp_policy", None)
-    dtype = getattr(
-        parameter, "param_dtype", getattr(policy, "param_dtype", None)
-    )  # not set before the unit's first forward
+    dtype = getattr(parameter, "param_dtype", getattr(policy, "param_dtype", None))  # not set before the first forward
     if dtype is None or not local.dtype.is_floating_point:
         dtype = local.dtype
     offset = parameter.mesh_info.shard_mesh_rank * parameter.padded_sharded_param_size.numel()

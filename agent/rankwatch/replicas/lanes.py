@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,8 +16,11 @@ from .checksum import readable, write_all
 Pair = tuple[int, int]
 """Both lanes, as signed numbers."""
 
-_UNKNOWN = -1, -1
+UNKNOWN = -1, -1
 """See ``fingerprint.UNKNOWN``."""
+
+MOST_READ = 1 << 20
+"""Elements of an input or a gradient that are read: its beginning is enough."""
 
 _FACTOR = 0x9E37_79B9_7F4A_7C15
 
@@ -36,8 +39,15 @@ class Lanes:
         self._written: defaultdict[torch.device, list[tuple[list[int], Tensor]]] = defaultdict(list)
         self._copied: list[_Copied] | None = None
 
+    @staticmethod
+    def of(tensors: Sequence[Tensor | None]) -> Lanes:
+        """Those of whole tensors."""
+        lanes = Lanes(len(tensors))
+        lanes.write((row, values, 0) for row, values in enumerate(tensors))
+        return lanes
+
     def write(self, found: Iterable[tuple[int, Tensor | None, int]]) -> None:
-        """Takes checksums of tensors. With each, its row and the number of elements before it: see ``checksum.share_of``."""
+        """Takes checksums of tensors. With each, its row and the number of elements before it: see ``write_all``."""
         by_device: defaultdict[torch.device, list[tuple[int, Tensor, int]]] = defaultdict(list)
         for row, values, offset in found:
             if values is not None and readable(values):
@@ -64,7 +74,7 @@ class Lanes:
     def pairs(self) -> list[Pair]:
         """The checksums by row; waits for them if they have not come."""
         self.send()
-        found = [_UNKNOWN] * self._size
+        found = [UNKNOWN] * self._size
         for lanes, event, rows in self._copied or ():
             wait_for(event)
             for row, (first, second) in zip(rows, lanes.tolist(), strict=True):
@@ -84,3 +94,10 @@ def combined(pairs: list[Pair]) -> Pair:
         lanes = [(lane * _FACTOR + one) % 2**64 for lane, one in zip(lanes, pair, strict=True)]
     first, second = ((lane ^ 2**63) - 2**63 for lane in lanes)
     return first, second
+
+
+def beginning(values: Tensor) -> Tensor:
+    """As many of the first values as are read."""
+    while values.numel() > MOST_READ and values.dim():
+        values = values[: max(1, MOST_READ * len(values) // values.numel())] if len(values) > 1 else values[0]
+    return values

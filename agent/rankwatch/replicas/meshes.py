@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import ref
 
 import torch
@@ -19,14 +19,13 @@ from torch.nn.parameter import is_lazy
 
 from ..measure.extremes import dtype_name
 from ..measure.modules import NamedModule, class_name, named_modules
+from ..measure.shards import MISSING
 from ..shared.types.fingerprint import NO_GATHER, FingerprintRow, FingerprintTable, RankMesh
 from ..touch.torch_private import shard_of
 from .data_parallel import held_by, replicas_in
-from .fsdp_units import MISSING, Gather, UnitParameter, along, unit_parameters
+from .fsdp_units import Found, Gather, along, unit_parameters
 
 log = logging.getLogger(__name__)
-
-__all__ = ["Gather", "Laid", "LaidParameter", "lay_out"]
 
 _GATES = ("gate", "gating")
 """Names of modules that choose among experts."""
@@ -63,23 +62,6 @@ class Laid:
     apart: tuple[LaidParameter, ...]
 
 
-class _Found(NamedTuple):
-    """A parameter before it has a row; ``mesh`` None: no other rank has it. ``data``: the mesh of the inputs, as it shows it.
-
-    ``is_own``: it may differ from rank to rank, but for what arranges it.
-    """
-
-    name: str
-    dtype: torch.dtype
-    numel: int
-    mesh: RankMesh | None
-    data: RankMesh | None
-    is_trainable: bool
-    own: Callable[[], Tensor | None]
-    gather: Gather | None
-    is_own: bool
-
-
 def lay_out(
     root: nn.Module,
     ddp: nn.Module | None,
@@ -103,13 +85,11 @@ def lay_out(
     rank = dist.get_rank() if is_distributed else 0
     everywhere = None if is_piped else RankMesh(tuple(range(world)), (world,), (True,), source="none", is_declared=False)
     found = list(_find(root, ddp if is_distributed else None, is_distributed, everywhere, is_shuffled))
-    wider = _widened(list(dict.fromkeys(one.mesh for one in found if one.mesh is not None)), rank)
-    found = [
-        one._replace(mesh=wider.get(one.mesh, one.mesh)) if one.mesh is not None and not one.is_own else one for one in found
-    ]
+    wider = _widened(_meshes(found), rank)
+    found = [one if one.is_own else one._replace(mesh=wider.get(one.mesh, one.mesh)) for one in found]
     alone = RankMesh((rank,), (1,), (True,), source="own", is_declared=False)
     apart = [_laid(one, alone, 0, 0) for one in found if one.mesh is None]
-    meshes = list(dict.fromkeys(one.mesh for one in found if one.mesh is not None))
+    meshes = _meshes(found)
     slots = max(1, min(slots, sum(one.mesh is not None for one in found)))
     parameters: list[LaidParameter] = []
     for number, mesh in enumerate(meshes):
@@ -120,7 +100,11 @@ def lay_out(
     return Laid(table, tuple(parameters), tuple(apart))
 
 
-def _laid(one: _Found, mesh: RankMesh, number: int, slot: int) -> LaidParameter:
+def _meshes(found: Sequence[Found]) -> list[RankMesh]:
+    return list(dict.fromkeys([one.mesh for one in found if one.mesh is not None]))
+
+
+def _laid(one: Found, mesh: RankMesh, number: int, slot: int) -> LaidParameter:
     row = FingerprintRow(one.name, dtype_name(one.dtype), one.numel, number, slot, one.is_trainable)
     return LaidParameter(row, one.own, one.gather if mesh.gathers != NO_GATHER else None)
 
@@ -141,40 +125,32 @@ def _slots(sizes: Sequence[int], slots: int) -> list[int]:
 
 def _find(
     root: nn.Module, ddp: nn.Module | None, is_distributed: bool, everywhere: RankMesh | None, is_shuffled: bool
-) -> Iterator[_Found]:
+) -> Iterator[Found]:
     """Each parameter once, under its first name."""
-    units = list(unit_parameters(root)) if is_distributed else []
     replicas = replicas_in(root, ddp) if is_distributed else {}
     modules = named_modules(root)
     experts = _experts(modules, is_shuffled)
-    in_units: dict[int, dict[str, UnitParameter]] = {}
-    for unit in units:
-        for module, name in unit.places:
-            in_units.setdefault(id(module), {})[name] = unit
+    in_units: dict[int, dict[str, Found]] = {}
+    for places, found in unit_parameters(root) if is_distributed else ():
+        for module, name in places:
+            in_units.setdefault(id(module), {})[name] = found
     seen: set[int] = set()
     for key, named in modules.items():
         held: dict[str, Any] = in_units.get(key, {})
-        for name, value in {
-            **held,
-            **{name: value for name, value in held_by(named.module).items() if name not in held},
-        }.items():
+        for name, value in {**held, **held_by(named.module), **held}.items():  # those of units come first
             if value is None or id(value) in seen:
                 continue
             seen.add(id(value))
-            label = f"{named.names[0]}.{name}" if named.names[0] else name
-            if isinstance(value, UnitParameter):
-                yield _of_unit(label, value, is_own=key in experts)
+            label = named.label(name)
+            if isinstance(value, Found):
+                yield value._replace(name=label, is_own=key in experts)
             elif not _is_elsewhere(value):
                 is_own = key in experts or _is_own(value)
                 mesh, data = _place(label, value, replicas.get((key, name)) or replicas.get(id(value)), everywhere)
                 if mesh is not None and not mesh.is_declared and is_own:
                     mesh = None
                 own = partial(_own, ref(named.module), name)
-                yield _Found(label, value.dtype, value.numel(), mesh, data, value.requires_grad, own, None, is_own)
-
-
-def _of_unit(label: str, one: UnitParameter, *, is_own: bool) -> _Found:
-    return _Found(label, one.dtype, one.numel, one.mesh, one.data, one.is_trainable, one.own, one.gather, is_own)
+                yield Found(value.dtype, value.numel(), value.requires_grad, mesh, data, own, name=label, is_own=is_own)
 
 
 def _is_elsewhere(value: Any) -> bool:
@@ -277,12 +253,12 @@ def _above(name: str) -> Iterator[str]:
 # --- what all of them show ----------------------------------------------------------------------------------------------
 
 
-def _widened(meshes: Sequence[RankMesh], rank: int) -> dict[RankMesh, RankMesh]:
+def _widened(meshes: Sequence[RankMesh], rank: int) -> dict[RankMesh | None, RankMesh]:
     """Meshes of parameters that FSDP alone keeps, where others are tensor-parallel as well, and what takes their place.
 
     Such a parameter is the same on the tensor-parallel ranks, as far as that is seen.
     """
-    found: dict[RankMesh, RankMesh] = {}
+    found: dict[RankMesh | None, RankMesh] = {}
     wide = [
         (mesh, along(torch.tensor(mesh.ranks, device="cpu").view(mesh.shape), rank))
         for mesh in meshes
@@ -299,7 +275,7 @@ def _widened(meshes: Sequence[RankMesh], rank: int) -> dict[RankMesh, RankMesh]:
     return found
 
 
-def _inputs(found: Sequence[_Found], rank: int) -> RankMesh | None:
+def _inputs(found: Sequence[Found], rank: int) -> RankMesh | None:
     """The mesh of the inputs: of those that the parameters show, that in which the fewest inputs must differ from this rank's."""
     known = list(dict.fromkeys(one.data for one in found if one.data is not None))
     least = min(known, key=lambda mesh: len(mesh.ranks) - len(mesh.replicas_of(rank)), default=None)

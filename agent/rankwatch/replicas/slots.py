@@ -13,7 +13,7 @@ import torch.distributed
 from torch import Tensor, nn
 
 from ..measure.collectives import Traffic
-from ..measure.modules import NamedModule
+from ..measure.modules import NamedModule, parameters_of
 from ..measure.shards import own_shards
 from ..shared.types.fingerprint import ALL_ROWS, NO_GATHER
 from ..touch.torch_private import fsdp2_groups
@@ -58,7 +58,6 @@ class Plan:
         self._signs = signs
         self._places = _places(root, modules)
         self._tied = [self._places[name] for name in tied if name in self._places]
-        self._gathered: dict[int, dict[int, list[tuple[int, LaidParameter]]]] = {}
         self._units = [group for module in root.modules() for group in fsdp2_groups(module)]
 
     def rows(self, slot: int) -> list[LaidParameter]:
@@ -67,14 +66,11 @@ class Plan:
 
     def gathered(self, slot: int) -> dict[int, list[tuple[int, LaidParameter]]]:
         """Those of a slot that are gathered, by the ``id`` of the module for which they are, numbered in the table's order."""
-        found = self._gathered.get(slot)
-        if found is None:
-            found = self._gathered[slot] = {}
-            named = [one for one in self.rows(slot) if self.table.meshes[one.row.mesh].gathers != NO_GATHER]
-            for number, parameter in enumerate(named):
-                key = id(parameter.gather.module) if parameter.gather is not None else 0
-                found.setdefault(key, []).append((number, parameter))
-        return dict(found)
+        found: defaultdict[int, list[tuple[int, LaidParameter]]] = defaultdict(list)
+        named = [one for one in self.rows(slot) if self.table.meshes[one.row.mesh].gathers != NO_GATHER]
+        for number, parameter in enumerate(named):
+            found[id(parameter.gather.module) if parameter.gather is not None else 0].append((number, parameter))
+        return found
 
     @property
     def is_synchronised(self) -> bool:
@@ -93,11 +89,9 @@ def _places(root: nn.Module, modules: Collection[NamedModule]) -> dict[str, Call
     """By a parameter's name: whether it is still the same one. FSDP replaces its parameters by itself."""
     gathered = own_shards(root) if world_size() > 1 else {}
     return {
-        f"{prefix}.{name}" if prefix else name: _same(named.module, name, value)
-        for named in modules
-        for name, value in named.module._parameters.items()
-        if value is not None and (id(named.module), name) not in gathered
-        for prefix in named.names[:1]
+        label: _same(named.module, name, value)
+        for label, named, name, value in parameters_of(modules)
+        if (id(named.module), name) not in gathered
     }
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from ..measure.modules import Modules, NamedModule, class_name
+from ..measure.modules import Modules, NamedModule, class_name, parameters_of
 from ..shared.types.notice import Notice, NoticeKind
 from .lanes import Lanes
 from .meshes import LaidParameter
@@ -53,36 +53,25 @@ class Ties:
 
     def look(self, step: int, batch: int) -> None:
         """Looks at those that are two now, and says which of them have different values."""
+        if self._apart and self._looks < LOOKS:
+            self._looks += 1
+            lanes = Lanes.of([one.own() for pair in self._apart for one in pair])
+            lanes.send()
+            self._pending.append((self._apart, lanes))
         while self._pending and self._pending[0][1].is_ready:
-            self._say(*self._pending.pop(0), step, batch)
-        if not self._apart or self._looks >= LOOKS:
-            return
-        self._looks += 1
-        lanes = Lanes(2 * len(self._apart))
-        lanes.write(
-            (2 * number + side, one.own(), 0) for number, pair in enumerate(self._apart) for side, one in enumerate(pair)
-        )
-        lanes.send()
-        self._pending.append((self._apart, lanes))
-        if lanes.is_ready:
             self._say(*self._pending.pop(0), step, batch)
 
     def _say(self, pairs: list[_Pair], lanes: Lanes, step: int, batch: int) -> None:
         values = lanes.pairs()
-        places = {_label(named, name): (named, name) for named in self._known for name in named.module._parameters}
+        places = {label: (named, name) for label, named, name, _ in parameters_of(self._known)}
         for number, pair in enumerate(pairs):
             name = pair.second.row.parameter
             if pair in self._apart and values[2 * number] != values[2 * number + 1] and name in places:
                 self._apart = [one for one in self._apart if one is not pair]
                 named, label = places[name]
                 self._groups = [[other for other in group if other != name] for group in self._groups]
-                kind, dtype = NoticeKind.UNTIED, pair.second.row.dtype
-                about = named.names[0], class_name(named.module), label, dtype
-                self._notify(Notice(kind, *about, batch, batch, float(step), 0.0))
-
-
-def _label(named: NamedModule, name: str) -> str:
-    return f"{named.names[0]}.{name}" if named.names[0] else name
+                about = named.names[0], class_name(named.module), label, pair.second.row.dtype
+                self._notify(Notice(NoticeKind.UNTIED, *about, batch, batch, float(step), 0.0))
 
 
 def _alike(first: LaidParameter, second: LaidParameter) -> bool:
@@ -94,10 +83,8 @@ def _alike(first: LaidParameter, second: LaidParameter) -> bool:
 
 def _shared(modules: Iterable[NamedModule]) -> list[list[str]]:
     names: defaultdict[int, list[str]] = defaultdict(list)
-    for named in modules:
-        for name, value in named.module._parameters.items():
-            if value is not None:
-                names[id(value)].append(_label(named, name))
+    for label, _, _, value in parameters_of(modules):
+        names[id(value)].append(label)
     return [group for group in names.values() if len(group) > 1]
 
 
@@ -106,12 +93,7 @@ def _configured(root: Any, modules: Iterable[NamedModule]) -> list[list[str]]:
     keys = getattr(root, "_tied_weights_keys", None)
     if not keys or not getattr(getattr(root, "config", None), "tie_word_embeddings", False):
         return []
-    found = {
-        _label(named, name): value
-        for named in modules
-        for name, value in named.module._parameters.items()
-        if value is not None
-    }
+    found = {label: value for label, _, _, value in parameters_of(modules)}
     if isinstance(keys, dict):
         pairs = [(source, name) for name, source in keys.items()]
     else:
@@ -119,11 +101,9 @@ def _configured(root: Any, modules: Iterable[NamedModule]) -> list[list[str]]:
         source = getattr(embeddings, "weight", None)
         label = next((name for name, value in found.items() if value is source), "")
         pairs = [(label, name) for name in keys]
+    there = [(source, name) for source, name in pairs if source in found and name in found]
     return [
         [source, name]
-        for source, name in pairs
-        if source in found
-        and name in found
-        and found[source] is not found[name]
-        and found[source].shape == found[name].shape
+        for source, name in there
+        if found[source] is not found[name] and found[source].shape == found[name].shape
     ]

@@ -8,7 +8,8 @@ stepped at all.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 from weakref import ref
 
@@ -18,10 +19,10 @@ from torch.optim import Optimizer
 
 from ..judge.optimizer_steps import OptimizerSteps
 from ..measure.extremes import local
-from ..measure.modules import NamedModule, class_name
+from ..measure.modules import NamedModule, class_name, parameters_of
 from ..measure.tape import Event, to_host
 from ..shared.types.notice import Notice, NoticeKind
-from .lanes import Lanes, Pair
+from .lanes import UNKNOWN, Lanes, Pair, beginning
 from .meshes import LaidParameter
 
 STEPS = 32
@@ -39,30 +40,28 @@ MOST = 64
 SEARCH_EVERY = 16
 """Steps between two searches for optimizers in memory, which take tenths of a second."""
 
-MAX_READ = 1 << 20
-"""Elements of a gradient that are looked at."""
 
-
+@dataclass(eq=False, slots=True)
 class _Unmoved:
-    """A trainable parameter that has its first values."""
+    """A trainable parameter that has its first values.
 
-    def __init__(self, named: NamedModule, name: str, laid: LaidParameter, batch: int) -> None:
-        self.named = named
-        self.name = name
-        self.laid = laid
-        self.batch = batch
-        self.first: Pair | None = None
-        self.since = 0
-        """The optimizer steps done when the count began."""
-        self.graded = 0
-        """The looks, since then, at a gradient that was not zero."""
-        self.rate = 0.0
-        """The highest learning rate so far."""
-        self.holders: list[ref[Optimizer]] | None = None
-        """The optimizers that have stepped and have it; None: not known yet."""
+    Args:
+        batch: the one in which the model came to be as it is.
+        since: the optimizer steps done when the count began.
+        graded: the looks, since then, at a gradient that was not zero.
+        rate: the highest learning rate so far.
+        holders: the optimizers that have stepped and have it; None: not known yet.
+    """
 
-    def begin_anew(self, done: int) -> None:
-        self.since, self.graded = done, 0
+    named: NamedModule
+    name: str
+    laid: LaidParameter
+    batch: int
+    since: int
+    first: Pair | None = None
+    graded: int = 0
+    rate: float = 0.0
+    holders: list[ref[Optimizer]] | None = None
 
     @property
     def parameter(self) -> Any:
@@ -87,23 +86,18 @@ class Unmoving:
 
     def begin(self, parameters: Sequence[LaidParameter], modules: Sequence[NamedModule], batch: int) -> None:
         """The model is as it is from now on."""
-        places = {
-            f"{named.names[0]}.{name}" if named.names[0] else name: (named, name)
-            for named in modules
-            for name in named.module._parameters
-        }
+        places = {label: (named, name, value) for label, named, name, value in parameters_of(modules)}
         known = self._known
         self._known = {}
         for laid in parameters:
             name = laid.row.parameter
             if laid.row.is_trainable and name in places and (own := laid.own()) is not None and own.numel():
-                fresh = _Unmoved(*places[name], laid, batch)
-                fresh.since = self._steps.done
-                before = known.get(name)
-                is_same = before is not None and before.parameter is fresh.parameter
-                if before is not None and is_same:
-                    before.laid = laid
-                self._known[name] = before if before is not None and is_same else fresh
+                named, label, value = places[name]
+                one = known.get(name)
+                if one is None or one.parameter is not value:
+                    one = _Unmoved(named, label, laid, batch, self._steps.done)
+                one.laid = laid
+                self._known[name] = one
 
     def see(self, parameters: Sequence[LaidParameter], pairs: Sequence[Pair]) -> None:
         """Takes the checksums of parameters between two steps."""
@@ -111,7 +105,7 @@ class Unmoving:
             one = self._known.get(laid.row.parameter)
             if one is None or one.laid is not laid:
                 continue
-            if one.first is None and pair != (-1, -1):
+            if one.first is None and pair != UNKNOWN:
                 one.first = pair
             elif one.first != pair:
                 del self._known[laid.row.parameter]
@@ -130,7 +124,7 @@ class Unmoving:
                 continue
             if rate is not None and (rate > one.rate or not rate):
                 one.rate = max(rate, one.rate)
-                one.begin_anew(done)
+                one.since, one.graded = done, 0
             gradient = _values_of(getattr(one.parameter, "grad", None))
             if gradient is not None and gradient.numel():
                 found.setdefault(gradient.device, []).append((one, gradient.any()))
@@ -140,48 +134,39 @@ class Unmoving:
 
     def after_step(self, optimizer: Optimizer, batch: int) -> None:
         """Looks at what has come, and at parameters that are suspected."""
-        if not self._known:
-            return
         self._collect()
         self._say(batch)
-        ripe = [one for one in self._known.values() if self._is_ripe(one)]
-        if not ripe:
-            return
-        if any(one.holders is None for one in ripe) and self._steps.done - self._searched_at >= SEARCH_EVERY:
+        long_ago = self._steps.done - STEPS
+        ripe = [
+            one for one in self._known.values() if one.graded >= LOOKS and one.since <= long_ago and one.first is not None
+        ]
+        unsearched = [one for one in ripe if one.holders is None]
+        if unsearched and self._steps.done - self._searched_at >= SEARCH_EVERY:
             self._searched_at = self._steps.done
-            self._find_holders([one for one in ripe if one.holders is None])
+            self._find_holders(unsearched)
         checked = [
             one
             for one in ripe
             if one.holders is not None and (not one.holders or any(other() is optimizer for other in one.holders))
         ]
         if checked:
-            lanes = Lanes(len(checked))
-            lanes.write((number, one.laid.own(), 0) for number, one in enumerate(checked))
+            lanes = Lanes.of([one.laid.own() for one in checked])
             lanes.send()
             self._checks.append((checked, lanes))
             self._say(batch)
 
     def _find_holders(self, ripe: list[_Unmoved]) -> None:
         """An optimizer that has not stepped yet may change its parameters later."""
-        optimizers = [*_optimizers()]
+        held = [(other, {id(value) for group in other.param_groups for value in group["params"]}) for other in _optimizers()]
         for one in ripe:
             parameter = one.parameter
-            holders = [
-                other
-                for other in optimizers
-                if any(value is parameter for group in other.param_groups for value in group["params"])
-            ]
+            holders = [other for other, values in held if id(parameter) in values]
             one.holders = [ref(other) for other in holders if self._steps.of(other)]
-            is_precise = (
-                parameter is not None and parameter.dtype.itemsize > 2
-            )  # then what is rounded away is next to nothing
+            # Of more than 16 bits, what is rounded away is next to nothing.
+            is_precise = parameter is not None and parameter.dtype.itemsize > 2
             if (holders and not one.holders) or (one.holders and is_precise):
                 self._known.pop(one.laid.row.parameter, None)
                 one.holders = None
-
-    def _is_ripe(self, one: _Unmoved) -> bool:
-        return one.graded >= LOOKS and self._steps.done - one.since >= STEPS and one.first is not None
 
     def _collect(self) -> None:
         while self._grown and ((event := self._grown[0][2]) is None or event.query()):
@@ -195,20 +180,9 @@ class Unmoving:
             for one, pair in zip(checked, lanes.pairs(), strict=True):
                 name = one.laid.row.parameter
                 if self._known.pop(name, None) is not None and pair == one.first:
-                    named = one.named
-                    self._notify(
-                        Notice(
-                            NoticeKind.NEVER_CHANGED,
-                            named.names[0],
-                            class_name(named.module),
-                            one.name,
-                            one.laid.row.dtype,
-                            one.batch,
-                            batch,
-                            float(self._steps.number),
-                            0.0,
-                        )
-                    )
+                    about = one.named.names[0], class_name(one.named.module), one.name, one.laid.row.dtype
+                    step = float(self._steps.number)
+                    self._notify(Notice(NoticeKind.NEVER_CHANGED, *about, one.batch, batch, step, 0.0))
 
 
 def _values_of(gradient: Any) -> Tensor | None:
@@ -216,23 +190,13 @@ def _values_of(gradient: Any) -> Tensor | None:
     if not isinstance(gradient, Tensor):
         return None
     values = local(gradient.detach())
-    if values.layout is torch.sparse_coo:
-        values = values._values()
-    if values.layout is not torch.strided:
-        return None
-    while values.numel() > MAX_READ and values.dim():
-        values = values[: max(1, MAX_READ * len(values) // values.numel())] if len(values) > 1 else values[0]
-    return values
+    return beginning(values) if values.layout is torch.strided else None
 
 
-def _optimizers() -> Iterator[Optimizer]:
-    """All optimizers of the process, also those that have not stepped."""
-    classes = {Optimizer}
-    while further := {below for known in classes for below in known.__subclasses__()} - classes:
-        classes |= further
-    for one in gc.get_objects():
-        if type(one) in classes and isinstance(getattr(one, "param_groups", None), list):
-            yield one
+def _optimizers() -> list[Optimizer]:
+    """All optimizers of the process, also those that have not stepped. (isinstance() would ask objects that pose as others.)"""
+    found = [one for one in gc.get_objects() if issubclass(type(one), Optimizer)]
+    return [one for one in found if isinstance(getattr(one, "param_groups", None), list)]
 
 
 def _rate(group: dict[str, Any]) -> float:

@@ -17,10 +17,13 @@ def inert(*args: Any) -> None:
 
 
 class OutsideOfGraph:
-    """A hook of a wrapper. In a copy or pickle of the model it does nothing."""
+    """A hook of a wrapper: ``body`` is given what the hook is given beside the module. In a copy or pickle it does nothing."""
 
     def __init__(self, body: Callable[..., None]) -> None:
         self._body = body
+
+    def __call__(self, module: Any, *given: Any) -> None:
+        quietly(self._body, *given)
 
     def __deepcopy__(self, memo: Any) -> Callable[..., None]:
         return inert

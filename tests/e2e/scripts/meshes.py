@@ -29,7 +29,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 from rankwatch.measure.modules import unwrap
-from rankwatch.replicas.checksum import share_of, write_lanes
+from rankwatch.replicas.checksum import write_all
 from rankwatch.replicas.meshes import Laid, LaidParameter, lay_out
 
 try:
@@ -116,7 +116,7 @@ class Seen:
         assert own is not None
         assert gather is not None
         share = torch.zeros(2, dtype=torch.int64)
-        share_of(own.to(gather.dtype), gather.offset, share)
+        write_all([own.to(gather.dtype)], share.unsqueeze(0), [gather.offset])
         whole = gather.find()
         if whole is not None:
             self.gathered[one.row.parameter] = int(share[0]), lanes(whole)[0], whole.numel()
@@ -146,7 +146,7 @@ def run(make: Callable[[], nn.Module], *, before: nn.Module | None = None) -> di
 
 def lanes(values: Tensor) -> list[int]:
     into = torch.zeros(2, dtype=torch.int64)
-    write_lanes(values, into)
+    write_all([values], into.unsqueeze(0))
     return [int(lane) for lane in into]
 
 

@@ -20,7 +20,7 @@ from torch._C._autograd import DeviceType
 from jobs import ROOT, environment
 from rankwatch.measure import kernel
 from rankwatch.measure.tape import Tape
-from rankwatch.replicas.checksum import write_lanes
+from rankwatch.replicas.checksum import write_all
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
@@ -258,10 +258,10 @@ def test_a_checksum_in_the_same_pass(dtype: torch.dtype, monkeypatch: pytest.Mon
             else:
                 kernel.record_lanes(values, lanes)
             theirs, ours = (torch.empty(2, dtype=torch.int64, device=DEVICE) for _ in range(2))
-            write_lanes(values, ours)
+            write_all([values], ours.unsqueeze(0))
             with monkeypatch.context() as patched:
                 patched.setattr(kernel, "can_sum", lambda values: False)
-                write_lanes(values, theirs)
+                write_all([values], theirs.unsqueeze(0))
             assert ours.tolist() == theirs.tolist() == (lanes - torch.tensor([1, -1], device=DEVICE)).tolist()
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rankwatch.replicas import checksum
-from rankwatch.replicas.checksum import EXACT_WORDS, ROW_WORDS, readable, share_of, write_all, write_lanes
+from rankwatch.replicas.checksum import EXACT_WORDS, ROW_WORDS, readable, write_all
 
 MODULUS = 2**64
 DTYPES = (
@@ -26,7 +26,7 @@ SIZES = (0, 1, 3, 8, 17, 1000, 8 * EXACT_WORDS, 8 * EXACT_WORDS + 1, 8 * EXACT_W
 def lanes_of(values: Tensor) -> tuple[int, ...]:
     into = torch.full((2,), 7)  # what was there before does not count
     assert readable(values)
-    write_lanes(values, into)
+    write_all([values], into.unsqueeze(0))
     return tuple(lane % MODULUS for lane in into.tolist())
 
 
@@ -77,7 +77,7 @@ def test_shares_add_up() -> None:
     for cuts in ([0, 100_003], [0, 1, 2, 3, 50_001, 100_003], [0, 0, 33_335, 66_670, 100_003]):
         into = torch.zeros((len(cuts) - 1, 2), dtype=torch.int64)
         for index, (first, end) in enumerate(itertools.pairwise(cuts)):
-            share_of(values[first:end], first, into[index])
+            write_all([values[first:end]], into[index : index + 1], [first])
         assert int(into[:, 0].sum()) % MODULUS == expected(values)[0]
 
 

@@ -59,9 +59,12 @@ class CompiledEntry:
 
     def _wrapped(self, wrapper: nn.Module, module: nn.Module) -> None:
         if not self._undo and unwrap(module) is self._root:
-            before = wrapper.register_forward_pre_hook(_BeforeGraph(self._given), with_kwargs=True)
-            after = wrapper.register_forward_hook(_AfterGraph(self._returned), always_call=True)
+            before = wrapper.register_forward_pre_hook(OutsideOfGraph(self._given), with_kwargs=True)
+            after = wrapper.register_forward_hook(OutsideOfGraph(self._forward_ends), always_call=True)
             self._undo += [before.remove, after.remove]
+
+    def _forward_ends(self, args: Any, output: Any) -> None:
+        self._returned(output)
 
     def _look_again(self) -> None:
         """The root's graph runs, and nothing was seen before: looks at the root, and at what has called the graph.
@@ -106,13 +109,3 @@ class CompiledEntry:
     def remove(self) -> None:
         while self._undo:
             self._undo.pop()()
-
-
-class _BeforeGraph(OutsideOfGraph):
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        quietly(self._body, args, kwargs)
-
-
-class _AfterGraph(OutsideOfGraph):
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        quietly(self._body, output)

@@ -43,7 +43,7 @@ def _join_calls(module: fx.GraphModule) -> None:
     try:
         for part in _graphs(module):
             for together in _runs(part):
-                if len(together) > 1 and len({device for call in together for device in _devices(call)}) <= 1:
+                if len(together) > 1 and len({_example(one).device for call in together for one in _given(call, 1)}) <= 1:
                     _join(part.graph, together)
             part.recompile()
     except Exception:  # the graph is compiled all the same: until `_join` erases them, all calls are in it
@@ -73,7 +73,7 @@ def _calls(module: fx.GraphModule) -> list[fx.Node]:
 
 
 def _join(graph: fx.Graph, calls: list[fx.Node]) -> None:
-    numbers, keys = ([one for call in calls for one in _list(call, part)] for part in (1, 2))
+    numbers, keys = ([one for call in calls for one in _given(call, part)] for part in (1, 2))
     plan = PLANS.join(str(call.args[3]) for call in calls)
     are_rows = len(numbers) > 1 and _example(numbers[0]).ndim > 0  # on a device
     with graph.inserting_before(calls[-1]):
@@ -85,14 +85,10 @@ def _join(graph: fx.Graph, calls: list[fx.Node]) -> None:
         graph.erase_node(call)
 
 
-def _list(call: fx.Node, part: int) -> list[fx.Node]:
-    return list(call.args[part])  # type: ignore[arg-type]
+def _given(call: Any, part: int) -> list[fx.Node]:
+    return list(call.args[part])
 
 
 def _example(node: fx.Node) -> Tensor:
     example: Tensor = node.meta["example_value"]
     return example
-
-
-def _devices(call: fx.Node) -> list[torch.device]:
-    return [_example(node).device for node in _list(call, 1)]

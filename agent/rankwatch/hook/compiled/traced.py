@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import itertools
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakValueDictionary
 
@@ -164,35 +165,28 @@ def _gathered(numbers: list[Tensor]) -> list[Tensor]:
 
 # --- at run time ------------------------------------------------------------------------------------------------------
 
-_plans: dict[str, tuple[What, ...]] = {}
-
 
 def _record(order: Tensor, numbers: list[Tensor], keys: list[Tensor], plan: str) -> None:
     """``numbers``: on the host two for each measured reading of all hooks; on a device one tensor with a row for each."""
     values, width = (numbers[0], 1) if numbers and numbers[0].ndim else ([number.item() for number in numbers], 2)
-    groups: list[tuple[Receive, Calls, int]] = []
-    start = 0
-    for key, what in zip(keys, _plans.get(plan) or _read(plan), strict=True):
-        receiver = _receivers.get(key.item())  # type: ignore[arg-type]
-        if receiver is None:  # the graph may outlive the watch
-            groups.append((_drop, [], start))
-        elif groups and groups[-1][0] == receiver.receive:
-            groups[-1][1].append((receiver.named, what))
-        else:
-            groups.append((receiver.receive, [(receiver.named, what)], start))
-        start += width * what.measured
-    ends = [start for _, _, start in groups[1:]] + [start]
-    for (receive, calls, first), end in zip(groups, ends, strict=True):
-        receive(calls, values[first:end])
+    found = [(_receivers.get(int(key.item())), what) for key, what in zip(keys, _read(plan), strict=True)]
+    first = 0
+    for receive, group in itertools.groupby(found, _receive_of):
+        part = [*group]
+        end = first + width * sum([what.measured for _, what in part])
+        if receive is not None:
+            receive([(receiver.named, what) for receiver, what in part if receiver is not None], values[first:end])
+        first = end
 
 
-def _drop(calls: Calls, numbers: Numbers) -> None:
-    return None
+def _receive_of(found: tuple[Receiver | None, What]) -> Receive | None:
+    """None: the graph may outlive the watch."""
+    return found[0].receive if found[0] is not None else None
 
 
+@cache
 def _read(plan: str) -> tuple[What, ...]:
-    whats = _plans[plan] = tuple(map(_what, plan.split(PLANS)))
-    return whats
+    return tuple(map(_what, plan.split(PLANS)))
 
 
 def _what(plan: str) -> What:
