@@ -23,7 +23,7 @@ from ..shared.types.frame import Kind, Reading, State
 from ..shared.types.trip import Operator, Source
 from ..touch.stack import outwards
 from ..touch.whose_code import owner_of
-from .arguments import Input, reading_of, state_of_tensor, storage_of
+from .arguments import Input, name_of, reading_of, state_of_tensor, storage_of
 from .careful import Stopped
 from .engine import describe_error
 from .forward import Forward
@@ -40,7 +40,6 @@ from .graph_nodes import (
     names_of_edges,
     operators_by_title,
     saved_names,
-    short_of,
     title_of,
 )
 from .limit import Limit, before_a_trip
@@ -138,24 +137,10 @@ def steep_operators(losses: Sequence[Callable[[], Tensor | None]], outputs: Outp
     return f"; in it, {_and(list(names))} may have an infinite slope" if names else ""
 
 
-_STEEP = (
-    *(
-        "Sqrt",
-        "Rsqrt",
-        "Pow",
-        "Norm",
-        "LinalgVectorNorm",
-        "Std",
-        "Log",
-        "Log2",
-        "Log10",
-        "Log1P",
-        "Div",
-        "Reciprocal",
-        "Acos",
-    ),
-    *("Asin", "Acosh", "Atanh", "Atan2", "Cdist", "Dist", "Prod", "Logit", "Erfinv"),
-)
+_STEEP = {
+    "Sqrt", "Rsqrt", "Pow", "Norm", "LinalgVectorNorm", "Std", "Log", "Log2", "Log10", "Log1P", "Div", "Reciprocal", "Acos",
+    "Asin", "Acosh", "Atanh", "Atan2", "Cdist", "Dist", "Prod", "Logit", "Erfinv",
+}  # fmt: skip
 """Operators by autograd's name for them."""
 
 _FREED = (
@@ -290,7 +275,7 @@ class _Walk:
             if edge is None:
                 continue
             if found.calls:
-                self._read_by.setdefault(edge[0], set()).add(short_of(found.calls[0].func))
+                self._read_by.setdefault(edge[0], set()).add(name_of(found.calls[0].func))
             if number in found.given:
                 self._values.setdefault(edge, found.given[number])
             elif edge[0] in self._outputs and (value := self._outputs.value(edge)) is not None:
@@ -316,7 +301,7 @@ class _Walk:
             return
         made = [value for edge, value in self._values.items() if edge[0] is node]
         self._made_by.update({storage_of(value): node for value in made})
-        if not made and known.calls and short_of(known.calls[0].func) in _STAYS_FINITE:
+        if not made and known.calls and name_of(known.calls[0].func) in _STAYS_FINITE:
             supposed = [self._supposed_of(edge) for edge in known.edges if edge is not None]
             if None not in supposed:
                 own = (str(known.calls[0].func),) if known.has_unknown else ()

@@ -206,55 +206,26 @@ def _inside(node: ast.AST) -> Iterator[ast.AST]:
             rest += ast.iter_child_nodes(one)
 
 
+_PRODUCTS = ("mm", "bmm", "mv", "dot")
 _SIGNS: dict[str, tuple[type[ast.operator] | type[ast.unaryop], ...]] = {
     "div": (ast.Div, ast.FloorDiv), "reciprocal": (ast.Div,), "mul": (ast.Mult, ast.Div), "pow": (ast.Pow,), "add": (ast.Add,),
-    "sub": (ast.Sub,), "rsub": (ast.Sub,), **{name: (ast.MatMult,) for name in ("mm", "bmm", "mv", "dot")}, "exp2": (ast.Pow,),
+    "sub": (ast.Sub,), "rsub": (ast.Sub,), **dict.fromkeys(_PRODUCTS, (ast.MatMult,)), "exp2": (ast.Pow,),
     "remainder": (ast.Mod,), "neg": (ast.USub,),
 }  # fmt: skip
 _CROSS_ENTROPY = ("cross_entropy", "nll_loss", "CrossEntropyLoss", "NLLLoss")
 _SPELLED = {
-    "nll_loss": _CROSS_ENTROPY,
-    "nll_loss2d": _CROSS_ENTROPY,
-    "log_softmax": ("cross_entropy", "CrossEntropyLoss", "LogSoftmax"),
-    "softmax": ("Softmax",),
-    "div": ("true_divide", "divide"),
-    **{name: ("matmul", "linear", "einsum", "inner") for name in ("mm", "bmm", "mv", "dot")},
-    "add": ("sum", "scale"),
-    "mul": ("scale", "prod", "multiply"),
-    "mse_loss": ("MSELoss",),
-    "ctc_loss": ("CTCLoss",),
-    "binary_cross_entropy": ("BCELoss",),
-    "binary_cross_entropy_with_logits": ("BCEWithLogitsLoss",),
-    "linalg_vector_norm": ("norm", "vector_norm"),
-    "pow": ("square", "float_power"),
-    "mean": ("nanmean",),
-}
+    "nll_loss": _CROSS_ENTROPY, "nll_loss2d": _CROSS_ENTROPY, "mse_loss": ("MSELoss",), "ctc_loss": ("CTCLoss",),
+    "log_softmax": ("cross_entropy", "CrossEntropyLoss", "LogSoftmax"), "softmax": ("Softmax",),
+    "binary_cross_entropy": ("BCELoss",), "binary_cross_entropy_with_logits": ("BCEWithLogitsLoss",),
+    "add": ("sum", "scale"), "mul": ("scale", "prod", "multiply"), "div": ("true_divide", "divide"),
+    **dict.fromkeys(_PRODUCTS, ("matmul", "linear", "einsum", "inner")), "pow": ("square", "float_power"),
+    "linalg_vector_norm": ("norm", "vector_norm"), "mean": ("nanmean",),
+}  # fmt: skip
 """What calls an operator, beside its own name."""
 
-_OTHERS = (
-    *("cross_entropy", "nll_loss", "CrossEntropyLoss", "NLLLoss", "mse_loss", "MSELoss", "binary_cross_entropy", "BCELoss"),
-    *(
-        "binary_cross_entropy_with_logits",
-        "BCEWithLogitsLoss",
-        "ctc_loss",
-        "CTCLoss",
-        "softmax",
-        "log_softmax",
-        "LogSoftmax",
-    ),
-    *(
-        "relu",
-        "gelu",
-        "sigmoid",
-        "softplus",
-        "one_hot",
-        "dropout",
-        "embedding",
-        "linear",
-        "Softmax",
-        "ReLU",
-        "Sigmoid",
-        "pad",
-    ),
-)
+_OTHERS = {
+    *_CROSS_ENTROPY, "mse_loss", "MSELoss", "binary_cross_entropy", "BCELoss", "binary_cross_entropy_with_logits",
+    "BCEWithLogitsLoss", "ctc_loss", "CTCLoss", "softmax", "Softmax", "log_softmax", "LogSoftmax", "relu", "ReLU", "gelu",
+    "sigmoid", "Sigmoid", "softplus", "one_hot", "dropout", "embedding", "linear", "pad",
+}  # fmt: skip
 """Functions and modules of torch that run an operator of their own: none but those that ``_SPELLED`` gives."""
