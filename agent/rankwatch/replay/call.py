@@ -148,9 +148,7 @@ def mapped(value: Any, change: Callable[[Tensor], Tensor], depth: int = 0) -> An
     """The same structure with other tensors."""
     if isinstance(value, Tensor):
         return change(value)
-    if depth > 16 or value is None or isinstance(value, (str, bytes, int, float, torch.device, torch.dtype)):
-        return value
-    if isinstance(value, torch.Size):
+    if depth > 16 or value is None or isinstance(value, (str, bytes, int, float, torch.device, torch.dtype, torch.Size)):
         return value
     if isinstance(value, tuple):
         items = [mapped(item, change, depth + 1) for item in value]

@@ -13,7 +13,7 @@ import importlib.util
 import linecache
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -105,9 +105,7 @@ class UsersCode:
                 continue
             self._taken[name] = module
             self._compare(name, getattr(module, "__file__", None))
-            names = {key.partition(".")[0] for key in self._globals(name)}
-            self._set_globals(name, module, names)
-            self._set_globals(name, module, names, of_classes=True)
+            self._set_globals(name, module, sorted(self._globals(name), key=lambda key: "." in key))
 
     def _here(self, name: str) -> str:
         """The name here of a module of the training; that of its package may have changed."""
@@ -165,23 +163,19 @@ class UsersCode:
         about = self._code.get(name, {"globals": []})
         return {} if name in self._changed else {key: form for key, form in about["globals"] if not is_absent(form)}
 
-    def _set_globals(self, name: str, module: types.ModuleType, names: set[str], of_classes: bool = False) -> None:
-        """Of these names; ``of_classes``: the attributes of the classes of these names."""
-        for key, form in self._globals(name).items():
-            *path, last = key.split(".")
-            if (
-                (path or [last])[0] not in names
-                or bool(path) != of_classes
-                or (name, key) in self._set
-                or self._build is None
-            ):
+    def _set_globals(self, name: str, module: types.ModuleType, keys: Iterable[str]) -> None:
+        """Sets these globals, and these attributes of classes, whose keys have the name of the class before a dot."""
+        forms = self._globals(name)
+        for key in keys:
+            if key not in forms or (name, key) in self._set or self._build is None:
                 continue
+            *path, last = key.split(".")
             place: Any = module
             for part in path:
                 place = getattr(place, part, None)
             if place is not None:
-                self._set[name, key] = place, last, form
-                setattr(place, last, self._build(form))
+                self._set[name, key] = place, last, forms[key]
+                setattr(place, last, self._build(forms[key]))
 
     # --- the script ---------------------------------------------------------------------------------------------------
 
@@ -192,14 +186,15 @@ class UsersCode:
         module = self._made["__main__"]
         if wanted and wanted not in self._wanted and self._tree is not None:
             self._wanted.add(wanted)
-            known = set(self._globals("__main__"))
-            self._set_globals("__main__", module, {wanted} & known)
+            known = self._globals("__main__").keys()
+            self._set_globals("__main__", module, [wanted])
             for statement in needed(self._tree, {wanted}, known):
                 if id(statement) not in self._executed:
                     self._executed.add(id(statement))
-                    self._set_globals("__main__", module, set(used_by(statement)) & known)
+                    self._set_globals("__main__", module, used_by(statement))
                     self._run(statement, module)
-                    self._set_globals("__main__", module, {getattr(statement, "name", "")}, of_classes=True)
+                    of_class = f"{getattr(statement, 'name', '')}."
+                    self._set_globals("__main__", module, [key for key in known if key.startswith(of_class)])
         return module
 
     def _prepare_script(self) -> types.ModuleType:

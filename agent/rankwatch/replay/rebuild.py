@@ -56,6 +56,9 @@ _PLAIN: dict[str, Callable[[Any], Any]] = {
 }
 """Makes values without parts, by the key of their forms."""
 
+_COLLECTIONS: dict[str, Callable[[list[Any]], Any]] = {"tuple": tuple, "set": set, "frozenset": frozenset}
+"""Makes values of their items. They are made after these, as no item can refer to them."""
+
 
 class Builder:
     """Makes values of their forms.
@@ -92,7 +95,10 @@ class Builder:
             return self._plain(form)
         if form.get("id") in self._made:  # a global of the training that is also an attribute
             return self._made[form["id"]]
-        made = getattr(self, f"_{kind.replace('nn.Module', 'module')}")(form)
+        if kind in _COLLECTIONS:
+            made = _COLLECTIONS[kind]([self.build(item) for item in form["items"]])
+        else:
+            made = getattr(self, f"_{kind.replace('nn.Module', 'module')}")(form)
         if "id" in form:
             self._made[form["id"]] = made
         return made
@@ -101,14 +107,11 @@ class Builder:
         ((key, value), *rest) = form.items()
         if key in _PLAIN:
             return _PLAIN[key](value)
-        if key == "device":
-            return self._on(value)
         if key == "enum":
             return self._code.find(value)[rest[0][1]]
-        if key == "module":
-            return self._code.module(value)
-        if key == "name":
-            return self._code.find(value)
+        named = {"device": self._on, "module": self._code.module, "name": self._code.find}
+        if key in named:
+            return named[key](value)
         raise UsageError(f"the capsule has a value of an unknown kind: {key}")
 
     def _on(self, device: str) -> torch.device:
@@ -176,15 +179,6 @@ class Builder:
     def _deque(self, form: dict[str, Any]) -> Any:
         return collections.deque(self._list(form), form["maxlen"])
 
-    def _tuple(self, form: dict[str, Any]) -> Any:
-        return tuple([self.build(item) for item in form["items"]])
-
-    def _set(self, form: dict[str, Any]) -> Any:
-        return {self.build(item) for item in form["items"]}
-
-    def _frozenset(self, form: dict[str, Any]) -> Any:
-        return frozenset(self._set(form))
-
     def _dict(self, form: dict[str, Any]) -> Any:
         made: dict[Any, Any] = {}
         self._made[form["id"]] = made
@@ -216,18 +210,15 @@ class Builder:
         if "tuple" in form:
             items = [self.build(item) for item in form["tuple"]]
             made = tuple.__new__(cls, items) if cls.__new__ is tuple.__new__ or hasattr(cls, "_fields") else cls(items)
-        elif "list" in form:
-            made = list.__new__(cls)
-            list.extend(made, [self.build(item) for item in form["list"]])
-        elif "dict" in form:
-            made = OrderedDict.__new__(cls) if issubclass(cls, OrderedDict) else dict.__new__(cls)
-            put = OrderedDict.__setitem__ if issubclass(cls, OrderedDict) else dict.__setitem__
+        else:
+            base: Any = next(one for one in (list, OrderedDict, dict, object) if issubclass(cls, one))
+            made = base.__new__(cls)
             if "factory" in form:
                 made.default_factory = self.build(form["factory"])
-            for key, item in form["dict"]:
-                put(made, self.build(key), self.build(item))
-        else:
-            made = object.__new__(cls)
+            if "list" in form:
+                list.extend(made, [self.build(item) for item in form["list"]])
+            for key, item in form.get("dict", ()):
+                base.__setitem__(made, self.build(key), self.build(item))
         self._made[form["id"]] = made
         for name, item in form["state"]:
             object.__setattr__(made, name, self.build(item))
