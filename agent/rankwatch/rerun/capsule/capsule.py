@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import sys
@@ -183,11 +184,10 @@ def _inner(forward: Forward) -> dict[str, Any] | None:
 
 def _trip(trip: Trip) -> dict[str, Any]:
     spec, position = trip.frame.spec, trip.position
-    rows = [
-        [row.label, row.dtype, row.abs_min if _is_number(row.abs_min) else None, row.abs_max if _is_number(row.abs_max) else None,
-         row.state.name.lower()]
-        for row in trip.frame.readings
-    ]  # fmt: skip
+    rows: list[list[Any]] = []
+    for row in trip.frame.readings:
+        ends = [end if math.isfinite(end) else None for end in (row.abs_min, row.abs_max)]
+        rows.append([row.label, row.dtype, *ends, row.state.name.lower()])
     return {
         "module": spec.module,
         "class": spec.module_class,
@@ -202,10 +202,6 @@ def _trip(trip: Trip) -> dict[str, Any]:
         "operator": trip.operator.name if trip.operator is not None else "",
         "source": list(trip.operator.source) if trip.operator is not None and trip.operator.source is not None else None,
     }
-
-
-def _is_number(value: float) -> bool:
-    return value - value == 0
 
 
 def _put(path: Path, body: bytes) -> str:

@@ -32,15 +32,8 @@ MAX_VALUES_OF_OBJECT = 5_000
 
 MAX_DEPTH = 60
 
-_NOT_STATE = frozenset(
-    {
-        "_parameters", "_buffers", "_modules", "_compiled_call_impl", "_forward_hooks", "_forward_pre_hooks",
-        "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs", "_backward_hooks",
-        "_backward_pre_hooks", "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks",
-        "_load_state_dict_post_hooks", "_is_full_backward_hook",
-    }
-)  # fmt: skip
-"""Attributes of a module that are stored in another way, or not at all."""
+_NOT_STATE = vars(nn.Module()).keys() - {"training", "_non_persistent_buffers_set"} | {"_compiled_call_impl"}
+"""Attributes that each module has: they are stored in another way, or not at all."""
 
 
 class TensorBag:
