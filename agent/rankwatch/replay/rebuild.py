@@ -109,7 +109,7 @@ class Builder:
             return _PLAIN[key](value)
         if key == "enum":
             return self._code.find(value)[rest[0][1]]
-        named = {"device": self._on, "module": self._code.module, "name": self._code.find}
+        named: dict[str, Callable[[str], Any]] = {"device": self._on, "module": self._code.module, "name": self._code.find}
         if key in named:
             return named[key](value)
         raise UsageError(f"the capsule has a value of an unknown kind: {key}")

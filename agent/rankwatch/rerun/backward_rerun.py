@@ -136,9 +136,8 @@ def origin_of_gradient(run: RootRun, limit: Limit) -> Repeated:
         return Repeated(note=f"not run again: {ran.note}", is_late=mode.is_late)
     found = mode.origin_of([gradient for gradient in ran.values if gradient is not None])
     if found is None:
-        return Repeated(
-            note=why_gradients_differ(run, ran.changes) or (OTHERWISE_COMPILED if run.is_compiled else OTHERWISE)
-        )
+        otherwise = OTHERWISE_COMPILED if run.is_compiled else OTHERWISE
+        return Repeated(note=why_gradients_differ(run, ran.changes) or otherwise)
     return found if found.given is None else found._replace(operator=None)
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..measure.extremes import dtype_name
+from ..shared.bounded import BoundedDict
 from ..shared.types.frame import Kind, Reading, State
 from ..shared.types.trip import Operator, Source
 from ..touch.stack import outwards
@@ -82,14 +83,12 @@ class Outputs:
     """Remembers what the model returned, without keeping it alive."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, int], ref[Tensor]] = {}
+        self._known = BoundedDict[tuple[str, int], ref[Tensor]](_MAX_OUTPUTS)
 
     def add(self, outputs: Sequence[Tensor]) -> None:
         for value in outputs:
             self._known.pop(key := _key(value.grad_fn), None)
             self._known[key] = ref(value)
-        while len(self._known) > _MAX_OUTPUTS:
-            del self._known[next(iter(self._known))]
 
     def __contains__(self, node: Any) -> bool:
         return _key(node) in self._known
@@ -252,12 +251,9 @@ class _Walk:
                     raise Stopped(f"its graph has more than {MAX_NODES} operators")
                 known = self._nodes[node] = self._look_at(node)
                 stack.append((node, True))
-                stack += [(edge[0], False) for edge in known.edges if edge is not None and self._leads_on(node, edge)]
+                if not (known.is_model or self._is_finite((node, 0))):  # what came in may be bad
+                    stack += [(edge[0], False) for edge in known.edges if edge is not None and not self._is_finite(edge)]
         return found
-
-    def _leads_on(self, node: Any, edge: Edge) -> bool:
-        """Whether what came in by this edge is bad, or not known, and so may be what the node has made."""
-        return not (self._nodes[node].is_model or self._is_finite((node, 0)) or self._is_finite(edge))
 
     def _is_finite(self, edge: Edge) -> bool:
         value = self._values.get(edge)
@@ -389,13 +385,9 @@ class _Walk:
         if known.has_unknown or None in supposed:
             return LossOrigin(note=self._describe_way(node))
         names = tuple(dict.fromkeys(name for one in supposed for name in one or ()))
-        inputs = [self._reading(number, edge, known) for number, edge in enumerate(known.edges)]
-        operator = Operator(
-            str(known.calls[0].func),
-            tuple([reading for reading, _ in filter(None, inputs)]),
-            reading_of("output", Kind.OUTPUT, made),
-            shapes=tuple([shape for _, shape in filter(None, inputs)]),
-        )
+        inputs = list(filter(None, [self._reading(number, edge, known) for number, edge in enumerate(known.edges)]))
+        readings, shapes = tuple([reading for reading, _ in inputs]), tuple([shape for _, shape in inputs])
+        operator = Operator(str(known.calls[0].func), readings, reading_of("output", Kind.OUTPUT, made), shapes=shapes)
         note = f"supposing that what autograd did not save was finite: a constant in {_and(names)}" if names else ""
         return LossOrigin(operator, note, any(edge not in self._values for edge in edges))
 

@@ -8,6 +8,7 @@ written beside its place and then renamed: there is none that is not whole.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -212,9 +213,5 @@ def _put(path: Path, body: bytes) -> str:
 
 def _free(place: Path) -> Path:
     """The place, or the next one that is free: a rank that was started again writes beside its former capsule."""
-    number = 2
-    found = place
-    while found.exists():
-        found = place.with_name(f"{place.name}.{number}")
-        number += 1
-    return found
+    others = (place.with_name(f"{place.name}.{number}") for number in itertools.count(2))
+    return next(one for one in itertools.chain([place], others) if not one.exists())

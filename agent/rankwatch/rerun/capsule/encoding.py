@@ -281,12 +281,8 @@ class Encoder:
             return self._absent("a module of FSDP", path)
         most, self._most = self._most, MAX_VALUES
         form: dict[str, Any] = {"is": "nn.Module", "class": self.encode(kind, path, depth), "parametrized": made_of}
-        below: list[tuple[str, Mapping[str, Any]]] = [
-            ("parameters", module._parameters),
-            ("buffers", module._buffers),
-            ("modules", module._modules),
-        ]
-        for group, members in below:
+        for group in ("parameters", "buffers", "modules"):
+            members: Mapping[str, Any] = getattr(module, f"_{group}")
             form[group] = [[name, self._member(one, _below(path, name), depth)] for name, one in members.items()]
         self._most = most
         state = {name: value for name, value in module.__dict__.items() if name not in _NOT_STATE}
