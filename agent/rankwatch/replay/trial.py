@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UsageError
-from ..measure.walk import leaves
 from ..rerun.backward_rerun import RootRun
 from ..rerun.capsule.tensor_file import digest_of
 from ..rerun.careful import Careful, passed_again, tensors
@@ -148,9 +147,7 @@ def _pass(module: nn.Module, args: Any, output: Any) -> None:
 
 def rows_of(call: Call) -> int:
     """The rows of the batch: the first dimension of the first input that has one; 0 if there is none."""
-    found = (leaf for _, leaf in leaves([call.args, call.kwargs], "") if isinstance(leaf, Tensor) and leaf.dim())
-    first = next(found, None)
-    return int(first.shape[0]) if first is not None else 0
+    return next((len(value) for value in tensors([call.args, call.kwargs]) if value.dim()), 0)
 
 
 def enough(rows: int, is_bad: Callable[[int, int], bool]) -> tuple[int, int]:
@@ -189,6 +186,5 @@ def dtypes_of(names: Sequence[str]) -> list[torch.dtype]:
 
 def own_dtype(call: Call) -> torch.dtype | None:
     """The dtype in which a forward computes, by its first input or parameter; None: it has none."""
-    values = [leaf for _, leaf in leaves([call.args, call.kwargs], "") if isinstance(leaf, Tensor) and _is_float(leaf)]
-    values += [value for value in call.module.parameters() if _is_float(value)]
-    return values[0].dtype if values else None
+    values = [*tensors([call.args, call.kwargs]), *call.module.parameters()]
+    return next((value.dtype for value in values if _is_float(value)), None)

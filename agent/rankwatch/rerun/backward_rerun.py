@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..measure.walk import outputs_of
 from ..shared.types.frame import State
 from ..shared.types.trip import Operator, Source
 from ..touch.torch_private import graph_node, graph_task
@@ -22,7 +23,7 @@ from ..touch.whose_code import owner_of, text_of
 from .arguments import Input, state_of_tensor
 from .careful import Altered, Careful
 from .engine import Ran, Rerun, Watch
-from .forward import Forward, RootEntry, outputs_of
+from .forward import Forward, RootEntry
 from .limit import Limit
 from .repetition import Repeated, Repetition, why_it_differs
 from .user_line import Caller, caller_of

@@ -19,9 +19,9 @@ from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
 
 from ..measure.recorder import Call
-from ..measure.walk import leaves
+from ..measure.walk import leaves, outputs_of
 from .careful import Altered, Careful, Stopped, same_surroundings, tensors, uncollected, untouched
-from .forward import Forward, outputs_of
+from .forward import Forward
 from .user_line import boundary
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ import linecache
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,17 +27,11 @@ MAX_FUNCTIONS = 200
 _UNKNOWN = object()
 
 
-class LinesFound(NamedTuple):
-    """The lines that may have called it; ``is_sure``: no other code can have."""
-
-    lines: list[Source]
-    is_sure: bool
-
-
-def lines_of_operator(short: str, is_model: Callable[[nn.Module], bool]) -> LinesFound:
+def lines_of_operator(short: str, is_model: Callable[[nn.Module], bool]) -> tuple[list[Source], bool]:
     """The lines that call this operator, such as ``log``: of the functions on the stack, up to the one that called the model.
 
-    ``is_model``: tells of a module that it is the model, which is not looked at.
+    Returns also whether no other code can have called it. ``is_model`` tells of a module that it is the model, which is not
+    looked at.
     """
     code = _Code(short.strip("_").removesuffix("_forward"), is_model)
     for frame in outwards(sys._getframe(1)):
@@ -45,7 +39,7 @@ def lines_of_operator(short: str, is_model: Callable[[nn.Module], bool]) -> Line
             break
         if owner_of(frame.f_code.co_filename) == "user":
             code.add(frame.f_code, {**frame.f_globals, **frame.f_locals})
-    return LinesFound(list(code.found.values()), code.is_known and code.has_model and len(code.found) == 1)
+    return list(code.found.values()), code.is_known and code.has_model and len(code.found) == 1
 
 
 class _Code:
