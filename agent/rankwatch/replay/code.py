@@ -51,8 +51,8 @@ class UsersCode:
         self._is_of_copies = copies is not None
         self._stored = stored or self._is_of_copies
         self._replaced = dict(replaced or {})
-        self._made: dict[str, types.ModuleType] = {}
-        self._taken: dict[str, types.ModuleType] = {}
+        self._modules: dict[str, types.ModuleType] = {}
+        """Those that were asked for, and the user's that these have imported."""
         self._wanted: set[str] = set()
         self._executed: set[int] = set()
         self._tree: ast.Module | None = None
@@ -92,18 +92,19 @@ class UsersCode:
         """A module; of the script, with the definition of ``wanted``. Raises UsageError if it cannot be imported."""
         if name == "__main__" and self._here(name) == name:
             return self._script(wanted)
-        if name not in self._made:
-            self._made[name] = self._import(self._here(name), name)
+        if name not in self._modules:
+            found = self._import(self._here(name), name)
             self._take_imported()
-        return self._made[name]
+            self._modules.setdefault(name, found)
+        return self._modules[name]
 
     def _take_imported(self) -> None:
         """Sets the globals of the user's modules that are imported now, also by one another."""
-        for name in [name for name in self._code if name not in self._taken and name != "__main__"]:
+        for name in [name for name in self._code if name not in self._modules and name != "__main__"]:
             module = sys.modules.get(self._here(name))
             if module is None:
                 continue
-            self._taken[name] = module
+            self._modules[name] = module
             self._compare(name, getattr(module, "__file__", None))
             self._set_globals(name, module, sorted(self._globals(name), key=lambda key: "." in key))
 
@@ -117,18 +118,17 @@ class UsersCode:
     def text_of(self, name: str) -> str:
         """The source text of a user's module: the one that is imported here, else the one in the capsule."""
         file = self.file_of(name)
-        if name in self._made.keys() | self._taken.keys() and Path(file).is_file():
+        if name in self._modules and Path(file).is_file():
             return Path(file).read_text(encoding="utf-8")
         return self._sources.get(name, "")
 
     @property
     def texts(self) -> dict[str, str]:
         """The source texts of the user's modules that have run."""
-        return {name: self.text_of(name) for name in {**self._taken, **self._made} if name in self._sources}
+        return {name: self.text_of(name) for name in self._modules if name in self._sources}
 
     def file_of(self, name: str) -> str:
-        made = self._made.get(name) or self._taken.get(name)
-        return str(getattr(made, "__file__", None) or self._code.get(name, {}).get("file", ""))
+        return str(getattr(self._modules.get(name), "__file__", None) or self._code.get(name, {}).get("file", ""))
 
     def tell(self, note: str) -> None:
         if note not in self.notes:
@@ -181,9 +181,9 @@ class UsersCode:
 
     def _script(self, wanted: str) -> types.ModuleType:
         """The module of the script's definitions, with that of ``wanted`` and what it needs."""
-        if "__main__" not in self._made:
-            self._made["__main__"] = self._prepare_script()
-        module = self._made["__main__"]
+        if "__main__" not in self._modules:
+            self._modules["__main__"] = self._prepare_script()
+        module = self._modules["__main__"]
         if wanted and wanted not in self._wanted and self._tree is not None:
             self._wanted.add(wanted)
             known = self._globals("__main__").keys()

@@ -185,15 +185,18 @@ class _Mode(Repetition):
         self._guessed: set[int] = set()
 
     def _operator(self, func: Any, inputs: list[Input], output: Tensor) -> Operator:
-        known = [one for one in inputs if not isinstance(one.value, Tensor) or storage_of(one.value) not in self._guessed]
+        known = [one for one in inputs if not isinstance(one.value, Tensor) or not self.is_guess(one.value)]
         operator = super()._operator(func, known, output)
         return replace(operator, operands=operator.operands if len(known) == len(inputs) else (), source=None)
 
     def guess(self, value: Tensor) -> Tensor:
         """A tensor whose numbers are not those of the training."""
         self._held.append(value)
-        self._guessed |= {storage_of(value)}
+        self._guessed.add(storage_of(value))
         return value
+
+    def is_guess(self, value: Tensor) -> bool:
+        return storage_of(value) in self._guessed
 
     def stands_for(self, value: Tensor, other: Tensor) -> None:
         """What was saved is what an operator that was run again has made: its bad numbers have the same origin."""
@@ -208,9 +211,7 @@ class _Walk:
         self._mode = _Mode(limit)
         self._nodes: dict[Any, GraphNode] = {}
         self._values: dict[Edge, Tensor] = {}
-        """What is known of the outputs of nodes."""
-        self._guessed: set[Edge] = set()
-        """Those that are bad, but otherwise not as they were: they were made with a guess."""
+        """What is known of the outputs of nodes. Those that are guesses are bad, but otherwise not as they were."""
         self._read_by: dict[Any, set[str]] = {}
         """The operators that read what a node has made."""
         self._supposed: dict[Any, tuple[str, ...]] = {}
@@ -334,7 +335,6 @@ class _Walk:
                 self._mode.stands_for(self._values[edge], value)
             else:
                 self._values[edge] = self._mode.guess(value) if guesses else value
-                self._guessed |= {edge} if guesses else set()
         return True
 
     def _filled(self, node: Any, value: Any, guesses: list[Any], given: list[Tensor]) -> Any:
@@ -350,7 +350,7 @@ class _Walk:
                 shape, dtype = (about.shape, about.dtype) if about is not None else (like.shape, like.dtype)
                 return self._mode.guess(torch.ones(shape if edge is not None else (), dtype=dtype, device=like.device))
             given.append(found)
-            guesses += [value] if edge in self._guessed else []
+            guesses += [value] if self._mode.is_guess(found) else []
             return found
         if isinstance(value, Guess):
             guesses.append(value)
