@@ -63,7 +63,7 @@ class UsersCode:
         """What is not as it was in the training."""
         sys.path += [folder for folder in path if folder not in sys.path and Path(folder).is_dir()]
         if self._stored:
-            sys.meta_path.insert(0 if self._is_of_copies else len(sys.meta_path), _StoredFinder(self))
+            sys.meta_path.insert(0 if self._is_of_copies else len(sys.meta_path), self)
 
     def build_with(self, build: Callable[[Any], Any]) -> None:
         """Makes the globals that the training had set by ``build``, which makes a value of its form; those that are set, anew."""
@@ -240,8 +240,24 @@ class UsersCode:
             ) from None
         self._take_imported()
 
-    def run_stored(self, name: str, module: types.ModuleType) -> None:
+    # --- the copies, which Python imports from here ------------------------------------------------------------------
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        stored = self._stored_as(name)
+        if stored is None:
+            return None
+        found: Any = importlib.util.spec_from_loader(name, self)  # type: ignore[arg-type]
+        about = self._code[stored]
+        if about["is_package"]:  # it may have modules that are not in the capsule, such as compiled ones
+            found.submodule_search_locations = [str(Path(about["file"]).parent)]
+        return found
+
+    def create_module(self, spec: Any) -> None:
+        return None
+
+    def exec_module(self, module: types.ModuleType) -> None:
         """Executes the text of a module in the capsule."""
+        name = self._stored_as(module.__name__) or ""
         text, file = self._sources[name], f"capsule:{name}.py"
         module.__file__ = file
         linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
@@ -255,36 +271,9 @@ class UsersCode:
             except Exception as error:  # noqa: BLE001  whoever needs what this defines fails then
                 sys.stderr.write(f"passed over {name}.py:{statement.lineno}: {type(error).__name__}: {error}\n")
 
-    def stored_as(self, name: str) -> str | None:
+    def _stored_as(self, name: str) -> str | None:
         """The name in the capsule of a module that is imported as ``name`` here."""
         return next((one for one in self._sources if self._here(one) == name and one != "__main__"), None)
-
-    def folder_of(self, name: str) -> list[str] | None:
-        """Where a package has its modules that are not in the capsule, such as compiled ones; None: it is no package."""
-        about = self._code[name]
-        return [str(Path(about["file"]).parent)] if about["is_package"] else None
-
-
-class _StoredFinder:
-    """Imports the user's modules from a capsule, after all other places."""
-
-    def __init__(self, code: UsersCode) -> None:
-        self._code = code
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        stored = self._code.stored_as(name)
-        if stored is None:
-            return None
-        found = importlib.util.spec_from_loader(name, self)  # type: ignore[arg-type]
-        if found is not None:
-            found.submodule_search_locations = self._code.folder_of(stored)
-        return found
-
-    def create_module(self, spec: Any) -> None:
-        return None
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        self._code.run_stored(self._code.stored_as(module.__name__) or "", module)
 
 
 def is_absent(form: Any) -> bool:
