@@ -8,7 +8,6 @@ import collections
 import functools
 import logging
 import threading
-import types
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -240,13 +239,8 @@ class Builder:
         module = cls.__new__(cls)
         nn.Module.__init__(module)
         self._made[form["id"]] = module
-        return self.fill(module, form)
-
-    def fill(self, module: nn.Module, form: dict[str, Any]) -> nn.Module:
-        """Gives a module the parameters, buffers, modules and attributes of the capsule."""
         for group in ("parameters", "buffers", "modules"):
             members = getattr(module, f"_{group}")
-            members.clear()
             for name, item in form[group]:
                 members[name] = self.build(item)
         for name, item in form["state"]:
@@ -279,8 +273,7 @@ class Builder:
                 raise UsageError(
                     f"{name} has the shape {tuple(given.shape)} in the capsule, --module makes {tuple(value.shape)}"
                 )
-            with torch.no_grad():
-                value.data = given.detach().clone()
+            value.data = given.detach().clone()
         return module.train(dict(form["state"]).get("training", True))
 
     # --- code without a name of its own ---
@@ -304,19 +297,14 @@ class Builder:
         """What a statement or lambda inside of a function defines, with its free variables."""
         for used in {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)} - free.keys():
             self._code.module(module, used)
-        if isinstance(node, ast.Lambda):
-            name, node = "_made", ast.Assign([ast.Name("_made", ast.Store())], node)
-        tree = ast.parse(f"def _outer({', '.join(free)}):\n    return {name}")
+        tree = ast.parse(f"def _outer({', '.join(free)}): ...")
         outer: Any = tree.body[0]
-        outer.body.insert(0, node)
+        outer.body = [ast.Return(node)] if isinstance(node, ast.Lambda) else [node, ast.Return(ast.Name(name, ast.Load()))]
         tree = ast.fix_missing_locations(tree)
         place = vars(self._code.module(module))
         defined: dict[str, Any] = {}
         exec(compile(tree, self._code.file_of(module), "exec"), place, defined)
-        made = defined["_outer"](**free)
-        if isinstance(made, types.FunctionType):
-            made.__name__ = made.__name__ if made.__name__ != "_made" else "<lambda>"
-        return made
+        return defined["_outer"](**free)
 
 
 def _members(form: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
