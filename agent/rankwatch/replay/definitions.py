@@ -16,7 +16,8 @@ def needed(tree: ast.Module, names: Set[str], known: Set[str] = frozenset()) -> 
     """
     statements = [one for one in tree.body if not _is_main_guard(one)]
     binds = [_bound(one) for one in statements]
-    chosen = {number for number, one in enumerate(statements) if _is_star(one)}
+    imports = [(number, one) for number, one in enumerate(statements) if isinstance(one, ast.ImportFrom)]
+    chosen = {number for number, one in imports if one.names[0].name == "*"}
     wanted, seen = set(names), set(known)
     for number in chosen:
         wanted |= set(used_by(statements[number]))
@@ -29,7 +30,7 @@ def needed(tree: ast.Module, names: Set[str], known: Set[str] = frozenset()) -> 
             if name in bound and number not in chosen:
                 chosen.add(number)
                 wanted |= set(used_by(statements[number])) - seen
-    chosen |= {number for number, one in enumerate(statements) if getattr(one, "module", "") == "__future__"}
+    chosen |= {number for number, one in imports if one.module == "__future__"}
     return [statements[number] for number in sorted(chosen)]
 
 
@@ -84,10 +85,6 @@ def _globals_read_by(code: CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _globals_read_by(constant)
-
-
-def _is_star(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.ImportFrom) and any(alias.name == "*" for alias in statement.names)
 
 
 def _is_main_guard(statement: ast.stmt) -> bool:

@@ -75,9 +75,8 @@ def _call(func: Any, node: Any, saved: Mapping[str, Any]) -> OperatorCall | None
     schema, count = func._schema, len(node.next_functions)
     rows = {row.name: row for row in schema.arguments}
     made = {row.name for row in schema.returns}
-    if any(
-        name not in rows and name not in made and not _RESULT.fullmatch(name) and not _is_derived(name) for name in saved
-    ):
+    unknown = saved.keys() - rows.keys() - made
+    if not all(_RESULT.fullmatch(name) or name.endswith(_DERIVED) for name in unknown):
         return None
     arrows = {name: Arrow(number) for number, name in enumerate(names_of_edges(func, count))}
     if len(arrows) != count and not _takes_a_list(func):
@@ -132,6 +131,9 @@ _NEVER_SAVED = {"half_to_float": False, "other": Guess(1.0), "value": MASK}
 _RESULT = re.compile(r"result(\d*)")
 """The name under which a node saves an output."""
 
+_DERIVED = ("_sizes", "_numel", "_scalar_type", "_options", "_sym_strides", "_storage_offset", "_dim")
+"""How the names end under which a node saves something about an argument."""
+
 
 def title_of(node: Any) -> str:
     """``Log`` of ``LogBackward0``; empty if autograd has not named it after an operator."""
@@ -164,10 +166,6 @@ def metadata(node: Any, number: int) -> Any:
     """Shape and dtype of an output of a node; None if this release of torch does not tell."""
     found = getattr(node, "_input_metadata", ())
     return found[number] if number < len(found) else None
-
-
-def _is_derived(name: str) -> bool:
-    return name.endswith(("_sizes", "_numel", "_scalar_type", "_options", "_sym_strides", "_storage_offset", "_dim"))
 
 
 def is_plain(value: Any) -> bool:

@@ -58,7 +58,7 @@ def caller_of(*, within_run: bool = False) -> Caller | None:
 
 def modules_within_run() -> tuple[nn.Module, ...]:
     """The modules whose call is on the stack, the innermost first, within a rerun."""
-    found = []
+    found: list[nn.Module] = []
     for frame in outwards(sys._getframe(1)):
         if _is_boundary(frame):
             return tuple(found)

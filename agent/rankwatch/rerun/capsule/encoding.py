@@ -283,7 +283,8 @@ class Encoder:
         form: dict[str, Any] = {"is": "nn.Module", "class": self.encode(kind, path, depth), "parametrized": made_of}
         for group in ("parameters", "buffers", "modules"):
             members: Mapping[str, Any] = getattr(module, f"_{group}")
-            form[group] = [[name, self._member(one, _below(path, name), depth)] for name, one in members.items()]
+            below = f"{path}." if path else ""
+            form[group] = [[name, self._member(one, below + name, depth)] for name, one in members.items()]
         self._most = most
         state = {name: value for name, value in module.__dict__.items() if name not in _NOT_STATE}
         form["state"] = self.state(state, path, depth)
@@ -370,10 +371,6 @@ def _found(place: Any, path: str) -> Any:
     for name in path.split("."):
         place = getattr(place, name, None)
     return place
-
-
-def _below(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
 
 
 def _free_in(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
