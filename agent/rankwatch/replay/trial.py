@@ -44,11 +44,7 @@ _EMPTY = ForwardResult(State.EMPTY, 0.0, "")
 
 
 class Trial:
-    """Runs the forward of a capsule, as the close-up does.
-
-    Args:
-        make: makes the module, in the place of the class that the capsule names; see ``--module``.
-    """
+    """Runs the forward of a capsule, as the close-up does. ``make``: see ``make_call``."""
 
     def __init__(self, capsule: OpenedCapsule, code: UsersCode, make: Callable[[], nn.Module] | None = None) -> None:
         self._capsule = capsule
@@ -85,7 +81,7 @@ class Trial:
         self, device: torch.device, change: Callable[[Call], Call] = lambda call: call, dtype: torch.dtype | None = None
     ) -> ForwardResult:
         """Runs a forward; in another precision, if ``dtype`` is given."""
-        own = own_dtype(self.call())
+        own = own_dtype(self.call()) if dtype is not None else None
         # Its own dtype counts as wider: what the forward casts to a narrower one stays wide.
         is_wider = dtype is not None and own is not None and (dtype == own or dtype.itemsize > own.itemsize)
         if dtype is not None and not is_wider:  # the module and its inputs are cast
