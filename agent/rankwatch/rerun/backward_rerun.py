@@ -26,7 +26,7 @@ from .engine import Ran, Rerun, Watch
 from .forward import Forward, RootEntry
 from .limit import Limit
 from .repetition import Repeated, Repetition, why_it_differs
-from .user_line import Caller, caller_of
+from .user_line import caller_of
 
 MAX_NODES = 5_000
 """Of a graph, that are looked at for an output that another output was made from."""
@@ -188,5 +188,4 @@ def _line_of(node: Any, entry: RootEntry | None) -> Source | None:
             return Source(found["file"], line, found["function"].strip(), text_of(found["file"], line))
         if owner == "ours":
             break
-    caller: Caller | None = entry.caller if entry is not None else None
-    return caller.source if caller is not None else None
+    return entry.caller.source if entry is not None and entry.caller is not None else None

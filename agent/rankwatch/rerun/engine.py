@@ -159,8 +159,6 @@ class Rerun:
             if forward.inner is not None:
                 raise Stopped("run again, it did not come to where it was bad")
             reached.append(output)
-        if isinstance(forward.inner, str):
-            return tensors(reached[0])
         named = leaves(reached[0], "output")
         bad = [leaf for label, leaf in named if label == forward.label and isinstance(leaf, Tensor)]
         return bad or tensors(reached[0])

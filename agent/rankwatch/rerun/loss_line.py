@@ -99,12 +99,11 @@ class _Code:
             if type(called).__module__.startswith("torch."):
                 return self._may_run(type(called).__name__, is_python=True)
             return self._is_taken(types.MethodType(type(called).forward, called), "forward")
+        owner = _UNKNOWN
         if isinstance(called, types.MethodType) and isinstance(called.__func__, types.FunctionType):
             called, owner = called.__func__, called.__self__
         elif isinstance(called, type) and isinstance(init := inspect.getattr_static(called, "__init__"), types.FunctionType):
-            called, owner = init, _UNKNOWN
-        else:
-            owner = _UNKNOWN
+            called = init
         if isinstance(called, types.FunctionType):
             called = inspect.unwrap(called)
         if isinstance(called, types.FunctionType):
