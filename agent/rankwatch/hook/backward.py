@@ -17,9 +17,8 @@ from ..measure.extremes import dtype_name
 from ..measure.modules import NamedModule
 from ..measure.recorder import Recorder
 from ..measure.tape import Cell
-from ..measure.walk import flatten, inputs, leaves
+from ..measure.walk import flatten, inputs, leaves, outputs_of
 from ..measure.weights import mark_shard
-from ..rerun.forward import outputs_of
 from ..shared.bounded import BoundedDict
 from ..shared.types.frame import Kind, ReadingSpec
 from ..shared.types.notice import ZEROS

@@ -46,6 +46,13 @@ def flatten(value: Any, found: list[Any]) -> Hashable:
     return _flatten(value, found, len(found) + MAX_LEAVES, 0)
 
 
+def outputs_of(output: Any) -> list[Tensor]:
+    """The outputs of a forward to which a backward hands a gradient, each once."""
+    given = [output] if type(output) is Tensor else [value for _, value in leaves(output, "output")]
+    found = {id(value): value for value in given if isinstance(value, Tensor) and value.grad_fn is not None}
+    return list(found.values())
+
+
 def _label(value: Any, label: str, found: list[tuple[str, Any]], depth: int) -> None:
     if len(found) >= MAX_LEAVES:
         return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -70,14 +69,14 @@ def _maker(name: str, code: UsersCode, form: dict[str, Any]) -> Callable[[], nn.
         return None
     if not callable(made):
         raise UsageError(f"--module {name} is neither a module's class nor a function that makes a module")
-    return functools.partial(_made, name, made)
 
+    def make() -> nn.Module:
+        module = made()
+        if not isinstance(module, nn.Module):
+            raise UsageError(f"--module {name} returned {type(module).__name__}, no torch.nn.Module")
+        return module
 
-def _made(name: str, make: Callable[[], Any]) -> nn.Module:
-    module = make()
-    if not isinstance(module, nn.Module):
-        raise UsageError(f"--module {name} returned {type(module).__name__}, no torch.nn.Module")
-    return module
+    return make
 
 
 def make_call(
@@ -148,9 +147,7 @@ def mapped(value: Any, change: Callable[[Tensor], Tensor], depth: int = 0) -> An
     """The same structure with other tensors."""
     if isinstance(value, Tensor):
         return change(value)
-    if depth > 16 or value is None or isinstance(value, (str, bytes, int, float, torch.device, torch.dtype)):
-        return value
-    if isinstance(value, torch.Size):
+    if depth > 16 or value is None or isinstance(value, (str, bytes, int, float, torch.device, torch.dtype, torch.Size)):
         return value
     if isinstance(value, tuple):
         items = [mapped(item, change, depth + 1) for item in value]

@@ -13,7 +13,7 @@ import importlib.util
 import linecache
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +51,8 @@ class UsersCode:
         self._is_of_copies = copies is not None
         self._stored = stored or self._is_of_copies
         self._replaced = dict(replaced or {})
-        self._made: dict[str, types.ModuleType] = {}
-        self._taken: dict[str, types.ModuleType] = {}
+        self._modules: dict[str, types.ModuleType] = {}
+        """Those that were asked for, and the user's that these have imported."""
         self._wanted: set[str] = set()
         self._executed: set[int] = set()
         self._tree: ast.Module | None = None
@@ -63,7 +63,7 @@ class UsersCode:
         """What is not as it was in the training."""
         sys.path += [folder for folder in path if folder not in sys.path and Path(folder).is_dir()]
         if self._stored:
-            sys.meta_path.insert(0 if self._is_of_copies else len(sys.meta_path), _StoredFinder(self))
+            sys.meta_path.insert(0 if self._is_of_copies else len(sys.meta_path), self)
 
     def build_with(self, build: Callable[[Any], Any]) -> None:
         """Makes the globals that the training had set by ``build``, which makes a value of its form; those that are set, anew."""
@@ -92,22 +92,21 @@ class UsersCode:
         """A module; of the script, with the definition of ``wanted``. Raises UsageError if it cannot be imported."""
         if name == "__main__" and self._here(name) == name:
             return self._script(wanted)
-        if name not in self._made:
-            self._made[name] = self._import(self._here(name), name)
+        if name not in self._modules:
+            found = self._import(self._here(name), name)
             self._take_imported()
-        return self._made[name]
+            self._modules.setdefault(name, found)
+        return self._modules[name]
 
     def _take_imported(self) -> None:
         """Sets the globals of the user's modules that are imported now, also by one another."""
-        for name in [name for name in self._code if name not in self._taken and name != "__main__"]:
+        for name in [name for name in self._code if name not in self._modules and name != "__main__"]:
             module = sys.modules.get(self._here(name))
             if module is None:
                 continue
-            self._taken[name] = module
+            self._modules[name] = module
             self._compare(name, getattr(module, "__file__", None))
-            names = {key.partition(".")[0] for key in self._globals(name)}
-            self._set_globals(name, module, names)
-            self._set_globals(name, module, names, of_classes=True)
+            self._set_globals(name, module, sorted(self._globals(name), key=lambda key: "." in key))
 
     def _here(self, name: str) -> str:
         """The name here of a module of the training; that of its package may have changed."""
@@ -119,18 +118,17 @@ class UsersCode:
     def text_of(self, name: str) -> str:
         """The source text of a user's module: the one that is imported here, else the one in the capsule."""
         file = self.file_of(name)
-        if name in self._made.keys() | self._taken.keys() and Path(file).is_file():
+        if name in self._modules and Path(file).is_file():
             return Path(file).read_text(encoding="utf-8")
         return self._sources.get(name, "")
 
     @property
     def texts(self) -> dict[str, str]:
         """The source texts of the user's modules that have run."""
-        return {name: self.text_of(name) for name in {**self._taken, **self._made} if name in self._sources}
+        return {name: self.text_of(name) for name in self._modules if name in self._sources}
 
     def file_of(self, name: str) -> str:
-        made = self._made.get(name) or self._taken.get(name)
-        return str(getattr(made, "__file__", None) or self._code.get(name, {}).get("file", ""))
+        return str(getattr(self._modules.get(name), "__file__", None) or self._code.get(name, {}).get("file", ""))
 
     def tell(self, note: str) -> None:
         if note not in self.notes:
@@ -165,41 +163,38 @@ class UsersCode:
         about = self._code.get(name, {"globals": []})
         return {} if name in self._changed else {key: form for key, form in about["globals"] if not is_absent(form)}
 
-    def _set_globals(self, name: str, module: types.ModuleType, names: set[str], of_classes: bool = False) -> None:
-        """Of these names; ``of_classes``: the attributes of the classes of these names."""
-        for key, form in self._globals(name).items():
-            *path, last = key.split(".")
-            if (
-                (path or [last])[0] not in names
-                or bool(path) != of_classes
-                or (name, key) in self._set
-                or self._build is None
-            ):
+    def _set_globals(self, name: str, module: types.ModuleType, keys: Iterable[str]) -> None:
+        """Sets these globals, and these attributes of classes, whose keys have the name of the class before a dot."""
+        forms = self._globals(name)
+        for key in keys:
+            if key not in forms or (name, key) in self._set or self._build is None:
                 continue
+            *path, last = key.split(".")
             place: Any = module
             for part in path:
                 place = getattr(place, part, None)
             if place is not None:
-                self._set[name, key] = place, last, form
-                setattr(place, last, self._build(form))
+                self._set[name, key] = place, last, forms[key]
+                setattr(place, last, self._build(forms[key]))
 
     # --- the script ---------------------------------------------------------------------------------------------------
 
     def _script(self, wanted: str) -> types.ModuleType:
         """The module of the script's definitions, with that of ``wanted`` and what it needs."""
-        if "__main__" not in self._made:
-            self._made["__main__"] = self._prepare_script()
-        module = self._made["__main__"]
+        if "__main__" not in self._modules:
+            self._modules["__main__"] = self._prepare_script()
+        module = self._modules["__main__"]
         if wanted and wanted not in self._wanted and self._tree is not None:
             self._wanted.add(wanted)
-            known = set(self._globals("__main__"))
-            self._set_globals("__main__", module, {wanted} & known)
+            known = self._globals("__main__").keys()
+            self._set_globals("__main__", module, [wanted])
             for statement in needed(self._tree, {wanted}, known):
                 if id(statement) not in self._executed:
                     self._executed.add(id(statement))
-                    self._set_globals("__main__", module, set(used_by(statement)) & known)
+                    self._set_globals("__main__", module, used_by(statement))
                     self._run(statement, module)
-                    self._set_globals("__main__", module, {getattr(statement, "name", "")}, of_classes=True)
+                    of_class = f"{getattr(statement, 'name', '')}."
+                    self._set_globals("__main__", module, [key for key in known if key.startswith(of_class)])
         return module
 
     def _prepare_script(self) -> types.ModuleType:
@@ -245,8 +240,24 @@ class UsersCode:
             ) from None
         self._take_imported()
 
-    def run_stored(self, name: str, module: types.ModuleType) -> None:
+    # --- the copies, which Python imports from here ------------------------------------------------------------------
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        stored = self._stored_as(name)
+        if stored is None:
+            return None
+        found: Any = importlib.util.spec_from_loader(name, self)  # type: ignore[arg-type]
+        about = self._code[stored]
+        if about["is_package"]:  # it may have modules that are not in the capsule, such as compiled ones
+            found.submodule_search_locations = [str(Path(about["file"]).parent)]
+        return found
+
+    def create_module(self, spec: Any) -> None:
+        return None
+
+    def exec_module(self, module: types.ModuleType) -> None:
         """Executes the text of a module in the capsule."""
+        name = self._stored_as(module.__name__) or ""
         text, file = self._sources[name], f"capsule:{name}.py"
         module.__file__ = file
         linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
@@ -260,36 +271,9 @@ class UsersCode:
             except Exception as error:  # noqa: BLE001  whoever needs what this defines fails then
                 sys.stderr.write(f"passed over {name}.py:{statement.lineno}: {type(error).__name__}: {error}\n")
 
-    def stored_as(self, name: str) -> str | None:
+    def _stored_as(self, name: str) -> str | None:
         """The name in the capsule of a module that is imported as ``name`` here."""
         return next((one for one in self._sources if self._here(one) == name and one != "__main__"), None)
-
-    def folder_of(self, name: str) -> list[str] | None:
-        """Where a package has its modules that are not in the capsule, such as compiled ones; None: it is no package."""
-        about = self._code[name]
-        return [str(Path(about["file"]).parent)] if about["is_package"] else None
-
-
-class _StoredFinder:
-    """Imports the user's modules from a capsule, after all other places."""
-
-    def __init__(self, code: UsersCode) -> None:
-        self._code = code
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        stored = self._code.stored_as(name)
-        if stored is None:
-            return None
-        found = importlib.util.spec_from_loader(name, self)  # type: ignore[arg-type]
-        if found is not None:
-            found.submodule_search_locations = self._code.folder_of(stored)
-        return found
-
-    def create_module(self, spec: Any) -> None:
-        return None
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        self._code.run_stored(self._code.stored_as(module.__name__) or "", module)
 
 
 def is_absent(form: Any) -> bool:

@@ -15,8 +15,9 @@ def needed(tree: ast.Module, names: Set[str], known: Set[str] = frozenset()) -> 
     Names that are ``known`` have values already. What is below ``if __name__ == "__main__"`` is not looked at.
     """
     statements = [one for one in tree.body if not _is_main_guard(one)]
-    binds = [set(_bound(one)) for one in statements]
-    chosen = {number for number, one in enumerate(statements) if _is_star(one)}
+    binds = [_bound(one) for one in statements]
+    imports = [(number, one) for number, one in enumerate(statements) if isinstance(one, ast.ImportFrom)]
+    chosen = {number for number, one in imports if one.names[0].name == "*"}
     wanted, seen = set(names), set(known)
     for number in chosen:
         wanted |= set(used_by(statements[number]))
@@ -29,36 +30,24 @@ def needed(tree: ast.Module, names: Set[str], known: Set[str] = frozenset()) -> 
             if name in bound and number not in chosen:
                 chosen.add(number)
                 wanted |= set(used_by(statements[number])) - seen
-    future = {
-        number for number, one in enumerate(statements) if isinstance(one, ast.ImportFrom) and one.module == "__future__"
-    }
-    return [statements[number] for number in sorted(chosen | future)]
+    chosen |= {number for number, one in imports if one.module == "__future__"}
+    return [statements[number] for number in sorted(chosen)]
 
 
-def _bound(statement: ast.stmt) -> Iterator[str]:
+def _bound(statement: ast.stmt) -> set[str]:
     """The names that a statement at the top of a module gives a value."""
-    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        yield statement.name
-        return
-    if isinstance(statement, (ast.Import, ast.ImportFrom)):
-        for alias in statement.names:
-            yield alias.asname or alias.name.partition(".")[0]
-        return
-    for inner in ast.iter_child_nodes(statement):
-        if isinstance(inner, ast.stmt):
-            yield from _bound(inner)
-        elif isinstance(inner, ast.ExceptHandler):
-            for one in inner.body:
-                yield from _bound(one)
-        else:
-            for node in ast.walk(inner):
-                if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                    yield node.id
+    return {one.argval for one in dis.get_instructions(_compiled(statement)) if one.opname == "STORE_NAME"}
+
+
+def _compiled(statement: ast.stmt) -> CodeType:
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT  # as in a notebook's cell
+    code: CodeType = compile(ast.Module([statement], []), "<script>", "exec", flags, dont_inherit=True)
+    return code
 
 
 def used_by(statement: ast.stmt) -> Iterator[str]:
     """The global names that a statement reads, also in functions and classes below it. Their own local names are no such."""
-    yield from _globals_read_by(compile(ast.Module([statement], []), "<script>", "exec", dont_inherit=True))
+    yield from _globals_read_by(_compiled(statement))
     for node in ast.walk(statement):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
             yield node.value  # an annotation in quotes, or __all__: too much does no harm
@@ -96,10 +85,6 @@ def _globals_read_by(code: CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _globals_read_by(constant)
-
-
-def _is_star(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.ImportFrom) and any(alias.name == "*" for alias in statement.names)
 
 
 def _is_main_guard(statement: ast.stmt) -> bool:

@@ -31,11 +31,6 @@ class OpenedCapsule(NamedTuple):
     forms: dict[int, dict[str, Any]]
     """The forms of the values that occur more than once; see ``encoding``."""
 
-    @property
-    def trip(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.manifest["trip"]
-        return found
-
 
 def find_capsule(path: Path) -> Path:
     """The capsule in a run's folder, or in the newest run of a folder of runs; or the path itself.

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ..measure.walk import leaves
+from ..measure.walk import leaves, outputs_of
 from .call import Call
 
 
@@ -53,10 +53,7 @@ def forward(call: Call, label: str, inner: dict[str, Any] | None) -> list[Any]:
 
 def backward(call: Call) -> list[Any]:
     """The gradients of the parameters, once each output has been handed what it was handed in the training."""
-    output = call.module(*call.args, **call.kwargs)
-    named = leaves(output, "output")
-    made = [leaf for _, leaf in named if isinstance(leaf, Tensor) and leaf.grad_fn is not None]
-    outputs = list({id(value): value for value in made}.values())
+    outputs = outputs_of(call.module(*call.args, **call.kwargs))
     for handed in filter(None, call.gradients):
         chosen = [outputs[number] for number in handed]
         torch.autograd.backward(chosen, list(handed.values()), retain_graph=True)

@@ -8,7 +8,6 @@ import collections
 import functools
 import logging
 import threading
-import types
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -56,6 +55,9 @@ _PLAIN: dict[str, Callable[[Any], Any]] = {
 }
 """Makes values without parts, by the key of their forms."""
 
+_COLLECTIONS: dict[str, Callable[[list[Any]], Any]] = {"tuple": tuple, "set": set, "frozenset": frozenset}
+"""Makes values of their items. They are made after these, as no item can refer to them."""
+
 
 class Builder:
     """Makes values of their forms.
@@ -92,7 +94,10 @@ class Builder:
             return self._plain(form)
         if form.get("id") in self._made:  # a global of the training that is also an attribute
             return self._made[form["id"]]
-        made = getattr(self, f"_{kind.replace('nn.Module', 'module')}")(form)
+        if kind in _COLLECTIONS:
+            made = _COLLECTIONS[kind]([self.build(item) for item in form["items"]])
+        else:
+            made = getattr(self, f"_{kind.replace('nn.Module', 'module')}")(form)
         if "id" in form:
             self._made[form["id"]] = made
         return made
@@ -101,14 +106,11 @@ class Builder:
         ((key, value), *rest) = form.items()
         if key in _PLAIN:
             return _PLAIN[key](value)
-        if key == "device":
-            return self._on(value)
         if key == "enum":
             return self._code.find(value)[rest[0][1]]
-        if key == "module":
-            return self._code.module(value)
-        if key == "name":
-            return self._code.find(value)
+        named: dict[str, Callable[[str], Any]] = {"device": self._on, "module": self._code.module, "name": self._code.find}
+        if key in named:
+            return named[key](value)
         raise UsageError(f"the capsule has a value of an unknown kind: {key}")
 
     def _on(self, device: str) -> torch.device:
@@ -176,15 +178,6 @@ class Builder:
     def _deque(self, form: dict[str, Any]) -> Any:
         return collections.deque(self._list(form), form["maxlen"])
 
-    def _tuple(self, form: dict[str, Any]) -> Any:
-        return tuple([self.build(item) for item in form["items"]])
-
-    def _set(self, form: dict[str, Any]) -> Any:
-        return {self.build(item) for item in form["items"]}
-
-    def _frozenset(self, form: dict[str, Any]) -> Any:
-        return frozenset(self._set(form))
-
     def _dict(self, form: dict[str, Any]) -> Any:
         made: dict[Any, Any] = {}
         self._made[form["id"]] = made
@@ -216,18 +209,15 @@ class Builder:
         if "tuple" in form:
             items = [self.build(item) for item in form["tuple"]]
             made = tuple.__new__(cls, items) if cls.__new__ is tuple.__new__ or hasattr(cls, "_fields") else cls(items)
-        elif "list" in form:
-            made = list.__new__(cls)
-            list.extend(made, [self.build(item) for item in form["list"]])
-        elif "dict" in form:
-            made = OrderedDict.__new__(cls) if issubclass(cls, OrderedDict) else dict.__new__(cls)
-            put = OrderedDict.__setitem__ if issubclass(cls, OrderedDict) else dict.__setitem__
+        else:
+            base: Any = next(one for one in (list, OrderedDict, dict, object) if issubclass(cls, one))
+            made = base.__new__(cls)
             if "factory" in form:
                 made.default_factory = self.build(form["factory"])
-            for key, item in form["dict"]:
-                put(made, self.build(key), self.build(item))
-        else:
-            made = object.__new__(cls)
+            if "list" in form:
+                list.extend(made, [self.build(item) for item in form["list"]])
+            for key, item in form.get("dict", ()):
+                base.__setitem__(made, self.build(key), self.build(item))
         self._made[form["id"]] = made
         for name, item in form["state"]:
             object.__setattr__(made, name, self.build(item))
@@ -249,13 +239,8 @@ class Builder:
         module = cls.__new__(cls)
         nn.Module.__init__(module)
         self._made[form["id"]] = module
-        return self.fill(module, form)
-
-    def fill(self, module: nn.Module, form: dict[str, Any]) -> nn.Module:
-        """Gives a module the parameters, buffers, modules and attributes of the capsule."""
         for group in ("parameters", "buffers", "modules"):
             members = getattr(module, f"_{group}")
-            members.clear()
             for name, item in form[group]:
                 members[name] = self.build(item)
         for name, item in form["state"]:
@@ -288,8 +273,7 @@ class Builder:
                 raise UsageError(
                     f"{name} has the shape {tuple(given.shape)} in the capsule, --module makes {tuple(value.shape)}"
                 )
-            with torch.no_grad():
-                value.data = given.detach().clone()
+            value.data = given.detach().clone()
         return module.train(dict(form["state"]).get("training", True))
 
     # --- code without a name of its own ---
@@ -313,19 +297,14 @@ class Builder:
         """What a statement or lambda inside of a function defines, with its free variables."""
         for used in {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)} - free.keys():
             self._code.module(module, used)
-        if isinstance(node, ast.Lambda):
-            name, node = "_made", ast.Assign([ast.Name("_made", ast.Store())], node)
-        tree = ast.parse(f"def _outer({', '.join(free)}):\n    return {name}")
+        tree = ast.parse(f"def _outer({', '.join(free)}): ...")
         outer: Any = tree.body[0]
-        outer.body.insert(0, node)
+        outer.body = [ast.Return(node)] if isinstance(node, ast.Lambda) else [node, ast.Return(ast.Name(name, ast.Load()))]
         tree = ast.fix_missing_locations(tree)
         place = vars(self._code.module(module))
         defined: dict[str, Any] = {}
         exec(compile(tree, self._code.file_of(module), "exec"), place, defined)
-        made = defined["_outer"](**free)
-        if isinstance(made, types.FunctionType):
-            made.__name__ = made.__name__ if made.__name__ != "_made" else "<lambda>"
-        return made
+        return defined["_outer"](**free)
 
 
 def _members(form: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -54,9 +54,9 @@ def add_options(parser: argparse.ArgumentParser, default: Path | None = None) ->
         help="on these devices (default: its own, if it is here, and cpu)",
     )
     parser.add_argument("--repeat", type=_count, default=3, metavar="N", help="run it this often (default: 3)")
-    _add(
-        parser,
+    parser.add_argument(
         "--stored-code",
+        "--stored_code",
         action="store_true",
         help="run the copy of the user's code that is in the capsule, where it cannot be imported: only for capsules of your own",
     )
@@ -99,8 +99,3 @@ def _count(text: str) -> int:
     if not text.strip().isdecimal() or not 1 <= int(text) <= MAX_REPEATS:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from 1 to {MAX_REPEATS}")
     return int(text)
-
-
-def _add(parser: argparse.ArgumentParser, name: str, **details: object) -> None:
-    names = dict.fromkeys((name, "--" + name[2:].replace("-", "_")))
-    parser.add_argument(*names, **details)  # type: ignore[arg-type]

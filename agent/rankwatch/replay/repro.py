@@ -82,7 +82,7 @@ def write_repro(
 
 
 def _script(path: Path, files: str, capsule: OpenedCapsule, rows: tuple[int, int, int] | None, module: Sequence[str]) -> str:
-    manifest, trip, place = capsule.manifest, capsule.trip, capsule.path.resolve()
+    manifest, trip, place = capsule.manifest, capsule.manifest["trip"], capsule.path.resolve()
     what, run = "forward", f"values = forward(call, label={manifest['label']!r}, inner={manifest['inner']!r})"
     if manifest["gradients"]:
         what, run = "backward", "values = backward(call)"

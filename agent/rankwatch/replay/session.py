@@ -6,6 +6,7 @@ import dataclasses
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def replay(options: ReplayOptions) -> ReplayFindings:
             f"the module cannot be made of the capsule: {why}. --module MODULE:FUNCTION names a function that makes it"
             f"{_other_torch(capsule)}"
         ) from error
-    devices = _devices(options, call)
+    devices = _devices(options.device)
     found = ReplayFindings(capsule.path, manifest, str(devices[0]))
     found.notes += _notes(capsule)
     _repeat(trial, devices[0], options.repeat, found)
@@ -73,15 +74,15 @@ def replay(options: ReplayOptions) -> ReplayFindings:
     return found
 
 
-def _devices(options: ReplayOptions, call: Any) -> list[torch.device]:
-    names = options.device or ("cuda", "cpu")
+def _devices(names: Sequence[str]) -> list[torch.device]:
+    """The devices of these names; without a name, those that are here."""
     found = []
-    for name in names:
+    for name in names or ("cuda", "cpu"):
         try:
             device = torch.device(name)
             torch.empty(1, device=device).item()
         except Exception:  # noqa: BLE001  each kind of device has its own
-            if options.device:
+            if names:
                 raise UsageError(f"--device {name}: torch cannot compute on it here; it can on cpu") from None
             continue
         found.append(device)
@@ -119,9 +120,9 @@ def _name_operator(trial: Trial, device: torch.device, found: ReplayFindings) ->
     limit = Limit(time.monotonic() + MAX_SECONDS)
     with trial.surrounded(device):
         if found.is_backward:
-            repeated = origin_of_gradient(trial.root_run(device), limit)
+            repeated = origin_of_gradient(trial.root_run(trial.call(device)), limit)
         else:
-            repeated, _ = repeat([trial.forward(device)], limit)
+            repeated, _ = repeat([trial.forward(trial.call(device))], limit)
     if repeated.given is not None and repeated.operator is not None:
         found.no_operator = f"it was bad before this forward: {repeated.operator.name} is the first that read it"
     elif repeated.operator is not None:

@@ -74,36 +74,29 @@ def render(found: ReplayFindings) -> str:
 def to_json(found: ReplayFindings) -> str:
     operator = found.operator
     source = operator.source._asdict() if operator is not None and operator.source is not None else None
-    return (
-        json.dumps(
-            {
-                "capsule": str(found.capsule),
-                "module": found.about["name"],
-                "module_class": found.about["class"],
-                "rank": found.about["rank"],
-                "batch": found.about["trip"]["batch"],
-                "device": found.device,
-                "backward": found.is_backward,
-                "recurred": found.recurred,
-                "of": found.of,
-                "same_bits": found.same_bits,
-                "bits_of_the_training": found.as_trained,
-                "error": found.error or None,
-                "operator": None if operator is None else {"operator": operator.name, "source": source},
-                "precision": {
-                    dtype: {device: _outcome_to_dict(one) for device, one in row.items()}
-                    for dtype, row in found.table.items()
-                },
-                "rows": None if found.rows is None else dict(zip(("from", "to_before", "of"), found.rows, strict=True)),
-                "other_rows_bad": found.others_bad,
-                "repro": found.repro or None,
-                "notes": found.notes,
-            },
-            indent=2,
-            allow_nan=False,
-        )
-        + "\n"
-    )
+    told = {
+        "capsule": str(found.capsule),
+        "module": found.about["name"],
+        "module_class": found.about["class"],
+        "rank": found.about["rank"],
+        "batch": found.about["trip"]["batch"],
+        "device": found.device,
+        "backward": found.is_backward,
+        "recurred": found.recurred,
+        "of": found.of,
+        "same_bits": found.same_bits,
+        "bits_of_the_training": found.as_trained,
+        "error": found.error or None,
+        "operator": None if operator is None else {"operator": operator.name, "source": source},
+        "precision": {
+            dtype: {device: _outcome_to_dict(one) for device, one in row.items()} for dtype, row in found.table.items()
+        },
+        "rows": None if found.rows is None else dict(zip(("from", "to_before", "of"), found.rows, strict=True)),
+        "other_rows_bad": found.others_bad,
+        "repro": found.repro or None,
+        "notes": found.notes,
+    }
+    return json.dumps(told, indent=2, allow_nan=False) + "\n"
 
 
 def _outcome_to_dict(one: ForwardResult) -> dict[str, Any]:

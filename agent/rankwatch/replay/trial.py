@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -11,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UsageError
-from ..measure.walk import leaves
 from ..rerun.backward_rerun import RootRun
 from ..rerun.capsule.tensor_file import digest_of
 from ..rerun.careful import Careful, passed_again, tensors
@@ -40,12 +40,11 @@ class ForwardResult(NamedTuple):
         return self.state in (State.INF, State.NAN)
 
 
-class Trial:
-    """Runs the forward of a capsule, as the close-up does.
+_EMPTY = ForwardResult(State.EMPTY, 0.0, "")
 
-    Args:
-        make: makes the module, in the place of the class that the capsule names; see ``--module``.
-    """
+
+class Trial:
+    """Runs the forward of a capsule, as the close-up does. ``make``: see ``make_call``."""
 
     def __init__(self, capsule: OpenedCapsule, code: UsersCode, make: Callable[[], nn.Module] | None = None) -> None:
         self._capsule = capsule
@@ -55,44 +54,38 @@ class Trial:
         self.draws = False
         """Whether the forward drew random numbers."""
 
-    def call(self, device: torch.device = CPU) -> Call:
-        """The module and its inputs as they were, on this device."""
+    def call(self, device: torch.device = CPU, change: Callable[[Call], Call] = lambda call: call) -> Call:
+        """The module and its inputs as they were, on this device; then ``change`` changes them."""
         call = make_call(self._capsule, self._code, device, self._make)
         self.drawn = list(call.drawn)
-        return call
+        return change(call)
 
     def surrounded(self, device: torch.device) -> contextlib.AbstractContextManager[None]:
         """Flags, modes and random state as in the training."""
         return as_in_training(self._capsule, device)
 
-    def forward(self, device: torch.device, change: Callable[[Call], Call] | None = None) -> Forward:
-        """The forward on this device; ``change`` changes it before."""
-        call = self.call(device)
-        if change is not None:
-            call = change(call)
-        manifest, inner = self._capsule.manifest, None
-        if manifest["inner"] is not None:
-            inner = call.module.get_submodule(manifest["inner"]["name"])
-            inner.register_forward_hook(_pass)
-        nth = manifest["inner"]["nth"] if manifest["inner"] is not None else 1
-        return Forward(call.module, call.args, call.kwargs, manifest["label"], inner, nth)
+    def forward(self, call: Call) -> Forward:
+        """The forward that tripped."""
+        manifest, inner = self._capsule.manifest, self._capsule.manifest["inner"]
+        if inner is None:
+            return Forward(call.module, call.args, call.kwargs, manifest["label"])
+        module = call.module.get_submodule(inner["name"])
+        module.register_forward_hook(_pass)
+        return Forward(call.module, call.args, call.kwargs, manifest["label"], module, inner["nth"])
 
-    def root_run(self, device: torch.device, change: Callable[[Call], Call] | None = None) -> RootRun:
+    def root_run(self, call: Call) -> RootRun:
         """The forward whose backward tripped, with what the backward was handed. Within ``surrounded``."""
-        call = self.call(device)
-        if change is not None:
-            call = change(call)
         return RootRun(RootEntry(call.module, call.args, call.kwargs), None, gradients=call.gradients)
 
     def run(
-        self, device: torch.device, change: Callable[[Call], Call] | None = None, dtype: torch.dtype | None = None
+        self, device: torch.device, change: Callable[[Call], Call] = lambda call: call, dtype: torch.dtype | None = None
     ) -> ForwardResult:
         """Runs a forward; in another precision, if ``dtype`` is given."""
-        own = own_dtype(self.call())
+        own = own_dtype(self.call()) if dtype is not None else None
         # Its own dtype counts as wider: what the forward casts to a narrower one stays wide.
         is_wider = dtype is not None and own is not None and (dtype == own or dtype.itemsize > own.itemsize)
-        if dtype is not None and not is_wider:
-            change = in_precision(device, dtype)
+        if dtype is not None and not is_wider:  # the module and its inputs are cast
+            change = functools.partial(moved, device=device, dtype=dtype)
         try:
             ran = self._rerun(device, change, dtype if is_wider else None)
         except UsageError:
@@ -102,28 +95,25 @@ class Trial:
         self.draws |= ran.changes.drew
         if ran.values is None:
             return ForwardResult(State.NONE, 0.0, "", ran.note)
-        return worst([_result(value) for value in ran.values if value is not None and _is_float(value)])
+        results = [_result(value) for value in ran.values if value is not None and _is_float(value)]
+        return max(results, key=lambda one: (one.is_bad, one.state, one.abs_max), default=_EMPTY)
 
     def _rerun(
-        self, device: torch.device, change: Callable[[Call], Call] | None, wide: torch.dtype | None
+        self, device: torch.device, change: Callable[[Call], Call], wide: torch.dtype | None
     ) -> Ran[Tensor] | Ran[Tensor | None]:
         """The forward again. Or forward and backward: then the values are the gradients of the parameters."""
-        grad, has_backward = self._capsule.manifest["surroundings"]["grad"], bool(self._capsule.manifest["gradients"])
-
-        def mode(values: list[Tensor]) -> Careful:
-            if wide is None:
-                return Careful(values)
-            return Wider(wide, values, Limit(), lambda: True, with_weights=has_backward, with_gradients=has_backward)
-
-        if has_backward:
-            with self.surrounded(device):
-                run = self.root_run(device, change)
-                return run.again(mode([*run.entry.module.buffers()]))
-        forward = self.forward(device, change)
-        module = forward.module
-        values = tensors([forward.args, forward.kwargs, *module.parameters(), *module.buffers()])
+        call = self.call(device, change)
+        buffers, has_backward = [*call.module.buffers()], bool(call.gradients)
+        # A forward here may change what it was given, which no training needs any more.
+        ours = buffers if has_backward else [*buffers, *call.module.parameters(), *tensors([call.args, call.kwargs])]
+        mode = Careful(ours)
+        if wide is not None:
+            mode = Wider(wide, ours, Limit(), lambda: True, with_weights=has_backward, with_gradients=has_backward)
         with self.surrounded(device):
-            return Rerun(forward, mode(values), describe=_describe).forward(grad=grad)
+            if has_backward:
+                return self.root_run(call).again(mode)
+            grad = self._capsule.manifest["surroundings"]["grad"]
+            return Rerun(self.forward(call), mode, describe=_describe).forward(grad=grad)
 
     def is_as_trained(self, result: ForwardResult) -> bool | None:
         """Whether the bits are those of the training; None: the capsule does not know them."""
@@ -148,23 +138,12 @@ def _pass(module: nn.Module, args: Any, output: Any) -> None:
     passed_again(module, (args, {}, output))
 
 
-def worst(results: list[ForwardResult]) -> ForwardResult:
-    return max(results, key=lambda one: (one.is_bad, one.state, one.abs_max), default=ForwardResult(State.EMPTY, 0.0, ""))
-
-
-def in_precision(device: torch.device, dtype: torch.dtype) -> Callable[[Call], Call]:
-    """Casts the module and its inputs: to a precision that is narrower than their own."""
-    return lambda call: moved(call, device, dtype)
-
-
 # --- rows --------------------------------------------------------------------------------------------------------------
 
 
 def rows_of(call: Call) -> int:
     """The rows of the batch: the first dimension of the first input that has one; 0 if there is none."""
-    found = (leaf for _, leaf in leaves([call.args, call.kwargs], "") if isinstance(leaf, Tensor) and leaf.dim())
-    first = next(found, None)
-    return int(first.shape[0]) if first is not None else 0
+    return next((len(value) for value in tensors([call.args, call.kwargs]) if value.dim()), 0)
 
 
 def enough(rows: int, is_bad: Callable[[int, int], bool]) -> tuple[int, int]:
@@ -188,7 +167,7 @@ def _is_float(value: Tensor) -> bool:
 def _result(value: Tensor) -> ForwardResult:
     flat = value.detach()
     if not flat.numel():
-        return ForwardResult(State.EMPTY, 0.0, "")
+        return _EMPTY
     largest = float(flat.abs().to(torch.float64).max())
     return ForwardResult(state_of(largest, largest), largest, digest_of(flat) if flat.layout is torch.strided else "")
 
@@ -203,6 +182,5 @@ def dtypes_of(names: Sequence[str]) -> list[torch.dtype]:
 
 def own_dtype(call: Call) -> torch.dtype | None:
     """The dtype in which a forward computes, by its first input or parameter; None: it has none."""
-    values = [leaf for _, leaf in leaves([call.args, call.kwargs], "") if isinstance(leaf, Tensor) and _is_float(leaf)]
-    values += [value for value in call.module.parameters() if _is_float(value)]
-    return values[0].dtype if values else None
+    values = [*tensors([call.args, call.kwargs]), *call.module.parameters()]
+    return next((value.dtype for value in values if _is_float(value)), None)

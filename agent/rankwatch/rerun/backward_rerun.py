@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..measure.walk import outputs_of
 from ..shared.types.frame import State
 from ..shared.types.trip import Operator, Source
 from ..touch.torch_private import graph_node, graph_task
@@ -22,10 +23,10 @@ from ..touch.whose_code import owner_of, text_of
 from .arguments import Input, state_of_tensor
 from .careful import Altered, Careful
 from .engine import Ran, Rerun, Watch
-from .forward import Forward, RootEntry, outputs_of
+from .forward import Forward, RootEntry
 from .limit import Limit
 from .repetition import Repeated, Repetition, why_it_differs
-from .user_line import Caller, caller_of
+from .user_line import caller_of
 
 MAX_NODES = 5_000
 """Of a graph, that are looked at for an output that another output was made from."""
@@ -136,9 +137,8 @@ def origin_of_gradient(run: RootRun, limit: Limit) -> Repeated:
         return Repeated(note=f"not run again: {ran.note}", is_late=mode.is_late)
     found = mode.origin_of([gradient for gradient in ran.values if gradient is not None])
     if found is None:
-        return Repeated(
-            note=why_gradients_differ(run, ran.changes) or (OTHERWISE_COMPILED if run.is_compiled else OTHERWISE)
-        )
+        otherwise = OTHERWISE_COMPILED if run.is_compiled else OTHERWISE
+        return Repeated(note=why_gradients_differ(run, ran.changes) or otherwise)
     return found if found.given is None else found._replace(operator=None)
 
 
@@ -188,5 +188,4 @@ def _line_of(node: Any, entry: RootEntry | None) -> Source | None:
             return Source(found["file"], line, found["function"].strip(), text_of(found["file"], line))
         if owner == "ours":
             break
-    caller: Caller | None = entry.caller if entry is not None else None
-    return caller.source if caller is not None else None
+    return entry.caller.source if entry is not None and entry.caller is not None else None

@@ -20,6 +20,7 @@ from ..measure.extremes import dtype_name
 from ..shared.types.closeup import CloseUp, Precision
 from ..shared.types.frame import Kind, State
 from ..shared.types.trip import Operator
+from ..touch.torch_private import without_modes
 from .arguments import reading_of, state_of_tensor
 from .backward_rerun import RootRun
 from .capsule.capsule import CapsuleWritten
@@ -28,7 +29,6 @@ from .careful import Careful, tensors, uncollected
 from .engine import Ran, Rerun, describe_error
 from .forward import Forward
 from .limit import Limit
-from .narrowed import keep_inner
 from .repetition import UNKNOWN, Repeated, repeat
 
 log = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ def look_closer(
     steps: list[Callable[[CloseUp], CloseUp]] = [lambda _: look.all()]
     if keep is not None:
         steps.append(lambda found: _kept(found, look, keep, until) if wanted() else found)
-    steps.append(lambda found: replace(found, machine=describe_gpus(_devices(subject.forwards))))
+    steps.append(lambda found: replace(found, machine=_machine(subject.forwards)))
     before = sys.getswitchinterval()
     sys.setswitchinterval(SWITCH_INTERVAL)
     try:
@@ -100,28 +100,60 @@ def look_closer(
                 found = step(found)
             except Exception as error:
                 log.debug("a part of the close-up failed", exc_info=True)
-                found = replace(found, note="; ".join(filter(None, (found.note, describe_error(error)))))
+                found = _noted(found, describe_error(error))
     finally:
         sys.setswitchinterval(before)
     return found
 
 
-def _devices(forwards: Sequence[Forward]) -> set[torch.device]:
+def _noted(found: CloseUp, note: str) -> CloseUp:
+    return replace(found, note="; ".join(filter(None, (found.note, note))))
+
+
+def _machine(forwards: Sequence[Forward]) -> str:
     given = [value for one in forwards for value in (*tensors([one.args, one.kwargs]), *one.module.parameters())]
-    return {value.device for value in given}
+    return describe_gpus({value.device for value in given})
 
 
 def _kept(found: CloseUp, look: _Look, keep: Keep, until: float) -> CloseUp:
     """With the capsule of the forward, or why there is none."""
     forward = look.forward
     if forward is None:  # the note says why it was not run again
-        return replace(found, note="; ".join(filter(None, (found.note, "so there is no capsule"))))
+        return _noted(found, "so there is no capsule")
     if forward.refusal or look.communicates:
         return found
-    written = (keep_inner(forward, keep, until) if look.is_inner else None) or keep(forward, until)
+    written = (_keep_inner(forward, keep, until) if look.is_inner else None) or keep(forward, until)
     if written.path is not None:
         return replace(found, capsule=str(written.path))
-    return replace(found, note="; ".join(filter(None, (found.note, f"capsule: {written.why_not}"))))
+    return _noted(found, f"capsule: {written.why_not}")
+
+
+def _keep_inner(forward: Forward, keep: Keep, until: float) -> CapsuleWritten | None:
+    """Writes the capsule of ``forward.inner``, a module inside of a forward; None if the module was not called again.
+
+    The root's capsule may be larger than the disk. Where the numbers are judged at the end of a batch, the module's own inputs
+    are gone. So the root's forward runs once more until it calls the module. What it gives the module then is written, with the
+    random state and autocast of that moment.
+    """
+    inner, calls = forward.inner, 0
+    found: list[CapsuleWritten] = []
+    mode = Careful([*forward.module.buffers()], Limit(until))
+
+    def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == forward.nth:
+            with without_modes():
+                found.append(keep(Forward(module, args, kwargs, forward.label), until))
+            mode.stop("the capsule is written")
+
+    assert isinstance(inner, nn.Module)
+    handle = inner.register_forward_pre_hook(enter, with_kwargs=True)
+    try:
+        Rerun(forward, mode).forward(grad=forward.entry is None or forward.entry.has_gradients)
+    finally:
+        handle.remove()
+    return found[0] if found else None
 
 
 class _Look:
@@ -159,8 +191,7 @@ class _Look:
         if repeated.recurred is None:
             return CloseUp(operator=self._operator(repeated), note=f"not run again: {repeated.note}")
         self.is_inner = isinstance(forward.inner, nn.Module) and forward.inner in repeated.modules and repeated.given is None
-        look = forward
-        return self._runs_of(look, lambda mode: Rerun(look, mode).forward(grad=repeated.grad), repeated)
+        return self._runs_of(forward, lambda mode: Rerun(forward, mode).forward(grad=repeated.grad), repeated)
 
     def _runs_of(self, forward: Forward, rerun: Callable[[Careful], Ran[Any]], repeated: Repeated) -> CloseUp:
         """How often it is bad again, and in which precision it is finite. The repetition before was the first rerun."""
@@ -193,9 +224,7 @@ class _Look:
         """What the module was given was bad before: looks for its origin in the root's forward. Or there was no time before."""
         around = [one for one in self._subject.forwards if one is not forward] if self._subject.was_given else [forward]
         found, which = repeat(around, Limit(self._until), self._wanted) if around else (repeated, None)
-        if found.recurred and found.operator is not None and found.given is None:
-            return found, which
-        if not self._subject.was_given:
+        if not self._subject.was_given or (found.recurred and found.operator is not None and found.given is None):
             return found, which
         return repeated._replace(operator=None, note="what was bad was there before this forward"), None
 
@@ -228,13 +257,10 @@ class _Look:
             if not self._has_time() or not self._has_memory(dtype, module):
                 return
             outputs = self._run_wide(rerun, dtype, module)
-            if outputs is None:
-                continue
-            if any(_is_wider(value.dtype, dtype) for value in outputs):
-                continue  # it is computed in a wider dtype anyway
+            if outputs is None or any(_is_wider(value.dtype, dtype) for value in outputs):
+                continue  # it failed, or is computed in a wider dtype anyway
             readings = [reading_of("output", Kind.OUTPUT, value) for value in outputs if value.numel()]
-            bad = [one.state for one in readings if one.state in (State.NAN, State.INF)]
-            state = State.NAN if State.NAN in bad else State.INF if bad else State.FINITE
+            state = max((one.state for one in readings if one.state in (State.NAN, State.INF)), default=State.FINITE)
             highest = max((one.abs_max for one in readings), default=0.0)
             yield Precision(dtype_name(dtype), state, highest if state is State.FINITE else 0.0)
 
@@ -243,14 +269,8 @@ class _Look:
 
         notes, is_backward = list(self._notes), self._subject.again is not None
         for with_weights in (True,) if is_backward else (False, True):
-            mode = Wider(
-                dtype,
-                [*module.buffers()],
-                Limit(self._until),
-                self._wanted,
-                with_weights=with_weights,
-                with_gradients=is_backward,
-            )
+            buffers, limit = [*module.buffers()], Limit(self._until)
+            mode = Wider(dtype, buffers, limit, self._wanted, with_weights=with_weights, with_gradients=is_backward)
             outputs = self._run(rerun, mode, module)
             if outputs is not None:
                 self._notes = notes

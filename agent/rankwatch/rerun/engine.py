@@ -19,9 +19,9 @@ from torch.utils import _pytree as pytree
 from torch.utils import checkpoint
 
 from ..measure.recorder import Call
-from ..measure.walk import leaves
+from ..measure.walk import leaves, outputs_of
 from .careful import Altered, Careful, Stopped, same_surroundings, tensors, uncollected, untouched
-from .forward import Forward, outputs_of
+from .forward import Forward
 from .user_line import boundary
 
 log = logging.getLogger(__name__)
@@ -159,8 +159,6 @@ class Rerun:
             if forward.inner is not None:
                 raise Stopped("run again, it did not come to where it was bad")
             reached.append(output)
-        if isinstance(forward.inner, str):
-            return tensors(reached[0])
         named = leaves(reached[0], "output")
         bad = [leaf for label, leaf in named if label == forward.label and isinstance(leaf, Tensor)]
         return bad or tensors(reached[0])

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import Tensor, nn
 
-from ..measure.walk import flatten, leaves
+from ..measure.walk import flatten
 from ..touch.torch_private import is_any_autocast_enabled
 from .careful import refusal
 from .user_line import Caller, caller_of
@@ -21,8 +21,8 @@ class RootEntry:
     """The forward of a root as it began. Made in each batch: it refers to what the root was given, and copies nothing of it."""
 
     __slots__ = (
-        *("_autocast", "_counters", "_random", "_seen", "_versions"),
-        *("args", "caller", "forward", "has_gradients", "kwargs", "module"),
+        *("_autocast", "_counters", "_seen", "_versions"),
+        *("args", "caller", "forward", "has_gradients", "kwargs", "module", "random_state"),
     )
 
     def __init__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -36,7 +36,8 @@ class RootEntry:
             flatten((args, kwargs), found)
         self._versions = [(one, one._version) for one in found if isinstance(one, Tensor) and not one.is_inference()]
         has_cuda = torch.cuda.is_initialized()
-        self._random = _random_states(has_cuda)
+        self.random_state = _random_state(has_cuda)
+        """The state of torch's random numbers, by device."""
         self._autocast = _autocast(has_cuda) if is_any_autocast_enabled() else []
         self.has_gradients = torch.is_grad_enabled()
         self.caller = caller_of()
@@ -61,22 +62,17 @@ class RootEntry:
         """Whether what the root was given was changed in place since."""
         return any(value._version != version for value, version in self._versions)
 
-    @property
-    def random_state(self) -> dict[str, Tensor]:
-        """The state of torch's random numbers, by device."""
-        return {"cpu" if index is None else f"cuda:{index}": state for index, state in self._random}
-
     @contextmanager
     def again(self) -> Iterator[None]:
         """Random state, autocast, and what its modules count, as they were."""
         for one, name, value in self._counters:
             vars(one)[name] = value
         with ExitStack() as stack:
-            for index, state in self._random:
-                if index is None:
+            for device, state in self.random_state.items():
+                if device == "cpu":
                     torch.set_rng_state(state)
                 else:
-                    torch.cuda.set_rng_state(state, index)
+                    torch.cuda.set_rng_state(state, device)
             was_on = dict(self._autocast)
             for device in ("cpu", "cuda") if torch.cuda.is_initialized() else ("cpu",):
                 stack.enter_context(torch.autocast(device, dtype=was_on.get(device), enabled=device in was_on))
@@ -101,11 +97,11 @@ def _autocast(has_cuda: bool) -> list[tuple[str, torch.dtype]]:
     return [(device, torch.get_autocast_dtype(device)) for device in devices if torch.is_autocast_enabled(device)]
 
 
-def _random_states(has_cuda: bool) -> list[tuple[int | None, Tensor]]:
-    states: list[tuple[int | None, Tensor]] = [(None, torch.default_generator.get_state())]
+def _random_state(has_cuda: bool) -> dict[str, Tensor]:
+    states = {"cpu": torch.default_generator.get_state()}
     if has_cuda and not torch.cuda.is_current_stream_capturing():
         index = torch.cuda.current_device()
-        states.append((index, torch.cuda.get_rng_state(index)))
+        states[f"cuda:{index}"] = torch.cuda.get_rng_state(index)
     return states
 
 
@@ -139,10 +135,3 @@ class Forward:
         if self.entry is not None:
             return caller_of(within_run=True) or self.entry.caller
         return caller_of(within_run=not self.is_live)
-
-
-def outputs_of(output: Any) -> list[Tensor]:
-    """The outputs of a forward to which a backward hands a gradient, each once."""
-    given = [output] if type(output) is Tensor else [value for _, value in leaves(output, "output")]
-    found = {id(value): value for value in given if isinstance(value, Tensor) and value.grad_fn is not None}
-    return list(found.values())

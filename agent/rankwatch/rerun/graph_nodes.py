@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -40,13 +41,16 @@ class GraphNode:
     def __init__(self, node: Any, saved: Mapping[str, Any], *, is_model: bool) -> None:
         self.edges: tuple[Edge | None, ...] = tuple([edge if edge[0] is not None else None for edge in node.next_functions])
         self.is_model = is_model
-        self.calls = list(_calls(node, saved)) if not is_model else []
+        funcs = operators_by_title().get(title_of(node), ()) if not is_model else ()
+        self.calls = [call for func in funcs if (call := _call(func, node, saved)) is not None]
+        """The operators that it may stand for, with what is known of their arguments."""
         self.given: dict[int, Tensor] = {}
         """What came in by an edge, where it was saved."""
         for number, name in enumerate(names_of_edges(self.calls[0].func, len(self.edges)) if self.calls else ()):
             if is_plain(saved.get(name)):
                 self.given[number] = saved[name]
-        self.made = {_number_of(name): value for name, value in saved.items() if _is_result(name) and is_plain(value)}
+        results = [(_RESULT.fullmatch(name), value) for name, value in saved.items() if is_plain(value)]
+        self.made = {int(found[1] or 0): value for found, value in results if found is not None}
         """Its outputs, where they were saved."""
 
     @property
@@ -66,51 +70,37 @@ def name_of_node(node: Any, known: GraphNode) -> str:
     return str(found[0]) if found else str(node.name())
 
 
-def _calls(node: Any, saved: Mapping[str, Any]) -> Iterator[OperatorCall]:
-    """The operators that a node may stand for, with what is known of their arguments."""
-    for func in operators_by_title().get(title_of(node), ()):
-        call = _call(func, node, saved)
-        if call is not None:
-            yield call
-
-
 def _call(func: Any, node: Any, saved: Mapping[str, Any]) -> OperatorCall | None:
     """None: the node is another overload's, or an argument of this one was not saved."""
     schema, count = func._schema, len(node.next_functions)
     rows = {row.name: row for row in schema.arguments}
     made = {row.name for row in schema.returns}
-    if any(name not in rows and name not in made and not _is_result(name) and not _is_derived(name) for name in saved):
+    unknown = saved.keys() - rows.keys() - made
+    if not all(_RESULT.fullmatch(name) or name.endswith(_DERIVED) for name in unknown):
         return None
     arrows = {name: Arrow(number) for number, name in enumerate(names_of_edges(func, count))}
     if len(arrows) != count and not _takes_a_list(func):
         return None
     about = metadata(node, 0)
+    told = {"size": list(about.shape), "shape": list(about.shape), "dtype": about.dtype} if about is not None else {}
+    known: dict[str, Any] = {**told, **saved, **arrows}
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     for name, row in rows.items():
-        if name in arrows:
-            value: Any = arrows[name]
-        elif str(row.type) == "List[Tensor]":
-            value = [Arrow(number) for number in range(count)]
-        elif name in saved:
-            value = saved[name]
-        elif name in ("size", "shape") and about is not None:
-            value = list(about.shape)
-        elif name == "dtype" and about is not None:
-            value = about.dtype
+        kind = str(row.type)
+        if kind == "List[Tensor]":
+            value: Any = [Arrow(number) for number in range(count)]
+        elif name in known:
+            value = known[name]
         elif row.has_default_value():
             value = row.default_value
-        elif name in _ASSUMED:
-            value = _ASSUMED[name]
-        elif name in _CONSTANTS:
-            value = _CONSTANTS[name]
+        elif name in _NEVER_SAVED:
+            value = _NEVER_SAVED[name]
         else:
             return None
-        if str(row.type) == "Tensor" and not isinstance(value, (Tensor, Arrow)):
-            return None
-        if isinstance(value, (Tensor, Arrow)) and "Tensor" not in str(row.type):
-            return None
-        if isinstance(value, Tensor) and not is_plain(value):
+        is_tensor = isinstance(value, Arrow) or is_plain(value)
+        is_of_kind = "Tensor" in kind if is_tensor else kind != "Tensor" and not isinstance(value, Tensor)
+        if not is_of_kind:
             return None
         if row.kwarg_only:
             kwargs[name] = value
@@ -132,18 +122,17 @@ def _takes_a_list(func: Any) -> bool:
 _CHOOSE = ("condition", "index", "indices", "mask")
 """Arguments that choose elements."""
 
-_ASSUMED = {"half_to_float": False}
-
 MASK = Guess(-math.inf)
 """What fills a mask, if a softmax of it is nan: a softmax of finite numbers never is."""
 
+_NEVER_SAVED = {"half_to_float": False, "other": Guess(1.0), "value": MASK}
+"""What autograd does not save of the arguments without a default."""
 
-_CONSTANTS = {"other": Guess(1.0), "value": MASK}
-"""Numbers that autograd does not save."""
+_RESULT = re.compile(r"result(\d*)")
+"""The name under which a node saves an output."""
 
-
-def short_of(func: Any) -> str:
-    return str(func._schema.name).partition("::")[2]
+_DERIVED = ("_sizes", "_numel", "_scalar_type", "_options", "_sym_strides", "_storage_offset", "_dim")
+"""How the names end under which a node saves something about an argument."""
 
 
 def title_of(node: Any) -> str:
@@ -177,18 +166,6 @@ def metadata(node: Any, number: int) -> Any:
     """Shape and dtype of an output of a node; None if this release of torch does not tell."""
     found = getattr(node, "_input_metadata", ())
     return found[number] if number < len(found) else None
-
-
-def _is_derived(name: str) -> bool:
-    return name.endswith(("_sizes", "_numel", "_scalar_type", "_options", "_sym_strides", "_storage_offset", "_dim"))
-
-
-def _is_result(name: str) -> bool:
-    return name == "result" or (name.startswith("result") and name[6:].isdigit())
-
-
-def _number_of(name: str) -> int:
-    return int(name.removeprefix("result") or 0)
 
 
 def is_plain(value: Any) -> bool:

@@ -19,11 +19,12 @@ import torch
 from torch import Tensor, nn
 
 from ..measure.extremes import dtype_name
+from ..shared.bounded import BoundedDict
 from ..shared.types.frame import Kind, Reading, State
 from ..shared.types.trip import Operator, Source
 from ..touch.stack import outwards
 from ..touch.whose_code import owner_of
-from .arguments import Input, reading_of, state_of_tensor, storage_of
+from .arguments import Input, name_of, reading_of, state_of_tensor, storage_of
 from .careful import Stopped
 from .engine import describe_error
 from .forward import Forward
@@ -40,7 +41,6 @@ from .graph_nodes import (
     names_of_edges,
     operators_by_title,
     saved_names,
-    short_of,
     title_of,
 )
 from .limit import Limit, before_a_trip
@@ -83,14 +83,12 @@ class Outputs:
     """Remembers what the model returned, without keeping it alive."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, int], ref[Tensor]] = {}
+        self._known = BoundedDict[tuple[str, int], ref[Tensor]](_MAX_OUTPUTS)
 
     def add(self, outputs: Sequence[Tensor]) -> None:
         for value in outputs:
             self._known.pop(key := _key(value.grad_fn), None)
             self._known[key] = ref(value)
-        while len(self._known) > _MAX_OUTPUTS:
-            del self._known[next(iter(self._known))]
 
     def __contains__(self, node: Any) -> bool:
         return _key(node) in self._known
@@ -138,24 +136,10 @@ def steep_operators(losses: Sequence[Callable[[], Tensor | None]], outputs: Outp
     return f"; in it, {_and(list(names))} may have an infinite slope" if names else ""
 
 
-_STEEP = (
-    *(
-        "Sqrt",
-        "Rsqrt",
-        "Pow",
-        "Norm",
-        "LinalgVectorNorm",
-        "Std",
-        "Log",
-        "Log2",
-        "Log10",
-        "Log1P",
-        "Div",
-        "Reciprocal",
-        "Acos",
-    ),
-    *("Asin", "Acosh", "Atanh", "Atan2", "Cdist", "Dist", "Prod", "Logit", "Erfinv"),
-)
+_STEEP = {
+    "Sqrt", "Rsqrt", "Pow", "Norm", "LinalgVectorNorm", "Std", "Log", "Log2", "Log10", "Log1P", "Div", "Reciprocal", "Acos",
+    "Asin", "Acosh", "Atanh", "Atan2", "Cdist", "Dist", "Prod", "Logit", "Erfinv",
+}  # fmt: skip
 """Operators by autograd's name for them."""
 
 _FREED = (
@@ -201,15 +185,18 @@ class _Mode(Repetition):
         self._guessed: set[int] = set()
 
     def _operator(self, func: Any, inputs: list[Input], output: Tensor) -> Operator:
-        known = [one for one in inputs if not isinstance(one.value, Tensor) or storage_of(one.value) not in self._guessed]
+        known = [one for one in inputs if not isinstance(one.value, Tensor) or not self.is_guess(one.value)]
         operator = super()._operator(func, known, output)
         return replace(operator, operands=operator.operands if len(known) == len(inputs) else (), source=None)
 
     def guess(self, value: Tensor) -> Tensor:
         """A tensor whose numbers are not those of the training."""
         self._held.append(value)
-        self._guessed |= {storage_of(value)}
+        self._guessed.add(storage_of(value))
         return value
+
+    def is_guess(self, value: Tensor) -> bool:
+        return storage_of(value) in self._guessed
 
     def stands_for(self, value: Tensor, other: Tensor) -> None:
         """What was saved is what an operator that was run again has made: its bad numbers have the same origin."""
@@ -224,9 +211,7 @@ class _Walk:
         self._mode = _Mode(limit)
         self._nodes: dict[Any, GraphNode] = {}
         self._values: dict[Edge, Tensor] = {}
-        """What is known of the outputs of nodes."""
-        self._guessed: set[Edge] = set()
-        """Those that are bad, but otherwise not as they were: they were made with a guess."""
+        """What is known of the outputs of nodes. Those that are guesses are bad, but otherwise not as they were."""
         self._read_by: dict[Any, set[str]] = {}
         """The operators that read what a node has made."""
         self._supposed: dict[Any, tuple[str, ...]] = {}
@@ -267,12 +252,9 @@ class _Walk:
                     raise Stopped(f"its graph has more than {MAX_NODES} operators")
                 known = self._nodes[node] = self._look_at(node)
                 stack.append((node, True))
-                stack += [(edge[0], False) for edge in known.edges if edge is not None and self._leads_on(node, edge)]
+                if not (known.is_model or self._is_finite((node, 0))):  # what came in may be bad
+                    stack += [(edge[0], False) for edge in known.edges if edge is not None and not self._is_finite(edge)]
         return found
-
-    def _leads_on(self, node: Any, edge: Edge) -> bool:
-        """Whether what came in by this edge is bad, or not known, and so may be what the node has made."""
-        return not (self._nodes[node].is_model or self._is_finite((node, 0)) or self._is_finite(edge))
 
     def _is_finite(self, edge: Edge) -> bool:
         value = self._values.get(edge)
@@ -290,7 +272,7 @@ class _Walk:
             if edge is None:
                 continue
             if found.calls:
-                self._read_by.setdefault(edge[0], set()).add(short_of(found.calls[0].func))
+                self._read_by.setdefault(edge[0], set()).add(name_of(found.calls[0].func))
             if number in found.given:
                 self._values.setdefault(edge, found.given[number])
             elif edge[0] in self._outputs and (value := self._outputs.value(edge)) is not None:
@@ -316,7 +298,7 @@ class _Walk:
             return
         made = [value for edge, value in self._values.items() if edge[0] is node]
         self._made_by.update({storage_of(value): node for value in made})
-        if not made and known.calls and short_of(known.calls[0].func) in _STAYS_FINITE:
+        if not made and known.calls and name_of(known.calls[0].func) in _STAYS_FINITE:
             supposed = [self._supposed_of(edge) for edge in known.edges if edge is not None]
             if None not in supposed:
                 own = (str(known.calls[0].func),) if known.has_unknown else ()
@@ -353,7 +335,6 @@ class _Walk:
                 self._mode.stands_for(self._values[edge], value)
             else:
                 self._values[edge] = self._mode.guess(value) if guesses else value
-                self._guessed |= {edge} if guesses else set()
         return True
 
     def _filled(self, node: Any, value: Any, guesses: list[Any], given: list[Tensor]) -> Any:
@@ -369,7 +350,7 @@ class _Walk:
                 shape, dtype = (about.shape, about.dtype) if about is not None else (like.shape, like.dtype)
                 return self._mode.guess(torch.ones(shape if edge is not None else (), dtype=dtype, device=like.device))
             given.append(found)
-            guesses += [value] if edge in self._guessed else []
+            guesses += [value] if self._mode.is_guess(found) else []
             return found
         if isinstance(value, Guess):
             guesses.append(value)
@@ -404,13 +385,9 @@ class _Walk:
         if known.has_unknown or None in supposed:
             return LossOrigin(note=self._describe_way(node))
         names = tuple(dict.fromkeys(name for one in supposed for name in one or ()))
-        inputs = [self._reading(number, edge, known) for number, edge in enumerate(known.edges)]
-        operator = Operator(
-            str(known.calls[0].func),
-            tuple([reading for reading, _ in filter(None, inputs)]),
-            reading_of("output", Kind.OUTPUT, made),
-            shapes=tuple([shape for _, shape in filter(None, inputs)]),
-        )
+        inputs = list(filter(None, [self._reading(number, edge, known) for number, edge in enumerate(known.edges)]))
+        readings, shapes = tuple([reading for reading, _ in inputs]), tuple([shape for _, shape in inputs])
+        operator = Operator(str(known.calls[0].func), readings, reading_of("output", Kind.OUTPUT, made), shapes=shapes)
         note = f"supposing that what autograd did not save was finite: a constant in {_and(names)}" if names else ""
         return LossOrigin(operator, note, any(edge not in self._values for edge in edges))
 

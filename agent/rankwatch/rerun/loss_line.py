@@ -13,7 +13,7 @@ import linecache
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,17 +27,11 @@ MAX_FUNCTIONS = 200
 _UNKNOWN = object()
 
 
-class LinesFound(NamedTuple):
-    """The lines that may have called it; ``is_sure``: no other code can have."""
-
-    lines: list[Source]
-    is_sure: bool
-
-
-def lines_of_operator(short: str, is_model: Callable[[nn.Module], bool]) -> LinesFound:
+def lines_of_operator(short: str, is_model: Callable[[nn.Module], bool]) -> tuple[list[Source], bool]:
     """The lines that call this operator, such as ``log``: of the functions on the stack, up to the one that called the model.
 
-    ``is_model``: tells of a module that it is the model, which is not looked at.
+    Returns also whether no other code can have called it. ``is_model`` tells of a module that it is the model, which is not
+    looked at.
     """
     code = _Code(short.strip("_").removesuffix("_forward"), is_model)
     for frame in outwards(sys._getframe(1)):
@@ -45,7 +39,7 @@ def lines_of_operator(short: str, is_model: Callable[[nn.Module], bool]) -> Line
             break
         if owner_of(frame.f_code.co_filename) == "user":
             code.add(frame.f_code, {**frame.f_globals, **frame.f_locals})
-    return LinesFound(list(code.found.values()), code.is_known and code.has_model and len(code.found) == 1)
+    return list(code.found.values()), code.is_known and code.has_model and len(code.found) == 1
 
 
 class _Code:
@@ -105,12 +99,11 @@ class _Code:
             if type(called).__module__.startswith("torch."):
                 return self._may_run(type(called).__name__, is_python=True)
             return self._is_taken(types.MethodType(type(called).forward, called), "forward")
+        owner = _UNKNOWN
         if isinstance(called, types.MethodType) and isinstance(called.__func__, types.FunctionType):
             called, owner = called.__func__, called.__self__
         elif isinstance(called, type) and isinstance(init := inspect.getattr_static(called, "__init__"), types.FunctionType):
-            called, owner = init, _UNKNOWN
-        else:
-            owner = _UNKNOWN
+            called = init
         if isinstance(called, types.FunctionType):
             called = inspect.unwrap(called)
         if isinstance(called, types.FunctionType):
@@ -206,55 +199,26 @@ def _inside(node: ast.AST) -> Iterator[ast.AST]:
             rest += ast.iter_child_nodes(one)
 
 
+_PRODUCTS = ("mm", "bmm", "mv", "dot")
 _SIGNS: dict[str, tuple[type[ast.operator] | type[ast.unaryop], ...]] = {
     "div": (ast.Div, ast.FloorDiv), "reciprocal": (ast.Div,), "mul": (ast.Mult, ast.Div), "pow": (ast.Pow,), "add": (ast.Add,),
-    "sub": (ast.Sub,), "rsub": (ast.Sub,), **{name: (ast.MatMult,) for name in ("mm", "bmm", "mv", "dot")}, "exp2": (ast.Pow,),
+    "sub": (ast.Sub,), "rsub": (ast.Sub,), **dict.fromkeys(_PRODUCTS, (ast.MatMult,)), "exp2": (ast.Pow,),
     "remainder": (ast.Mod,), "neg": (ast.USub,),
 }  # fmt: skip
 _CROSS_ENTROPY = ("cross_entropy", "nll_loss", "CrossEntropyLoss", "NLLLoss")
 _SPELLED = {
-    "nll_loss": _CROSS_ENTROPY,
-    "nll_loss2d": _CROSS_ENTROPY,
-    "log_softmax": ("cross_entropy", "CrossEntropyLoss", "LogSoftmax"),
-    "softmax": ("Softmax",),
-    "div": ("true_divide", "divide"),
-    **{name: ("matmul", "linear", "einsum", "inner") for name in ("mm", "bmm", "mv", "dot")},
-    "add": ("sum", "scale"),
-    "mul": ("scale", "prod", "multiply"),
-    "mse_loss": ("MSELoss",),
-    "ctc_loss": ("CTCLoss",),
-    "binary_cross_entropy": ("BCELoss",),
-    "binary_cross_entropy_with_logits": ("BCEWithLogitsLoss",),
-    "linalg_vector_norm": ("norm", "vector_norm"),
-    "pow": ("square", "float_power"),
-    "mean": ("nanmean",),
-}
+    "nll_loss": _CROSS_ENTROPY, "nll_loss2d": _CROSS_ENTROPY, "mse_loss": ("MSELoss",), "ctc_loss": ("CTCLoss",),
+    "log_softmax": ("cross_entropy", "CrossEntropyLoss", "LogSoftmax"), "softmax": ("Softmax",),
+    "binary_cross_entropy": ("BCELoss",), "binary_cross_entropy_with_logits": ("BCEWithLogitsLoss",),
+    "add": ("sum", "scale"), "mul": ("scale", "prod", "multiply"), "div": ("true_divide", "divide"),
+    **dict.fromkeys(_PRODUCTS, ("matmul", "linear", "einsum", "inner")), "pow": ("square", "float_power"),
+    "linalg_vector_norm": ("norm", "vector_norm"), "mean": ("nanmean",),
+}  # fmt: skip
 """What calls an operator, beside its own name."""
 
-_OTHERS = (
-    *("cross_entropy", "nll_loss", "CrossEntropyLoss", "NLLLoss", "mse_loss", "MSELoss", "binary_cross_entropy", "BCELoss"),
-    *(
-        "binary_cross_entropy_with_logits",
-        "BCEWithLogitsLoss",
-        "ctc_loss",
-        "CTCLoss",
-        "softmax",
-        "log_softmax",
-        "LogSoftmax",
-    ),
-    *(
-        "relu",
-        "gelu",
-        "sigmoid",
-        "softplus",
-        "one_hot",
-        "dropout",
-        "embedding",
-        "linear",
-        "Softmax",
-        "ReLU",
-        "Sigmoid",
-        "pad",
-    ),
-)
+_OTHERS = {
+    *_CROSS_ENTROPY, "mse_loss", "MSELoss", "binary_cross_entropy", "BCELoss", "binary_cross_entropy_with_logits",
+    "BCEWithLogitsLoss", "ctc_loss", "CTCLoss", "softmax", "Softmax", "log_softmax", "LogSoftmax", "relu", "ReLU", "gelu",
+    "sigmoid", "Sigmoid", "softplus", "one_hot", "dropout", "embedding", "linear", "pad",
+}  # fmt: skip
 """Functions and modules of torch that run an operator of their own: none but those that ``_SPELLED`` gives."""

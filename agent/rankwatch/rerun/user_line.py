@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 from torch import nn
 
 from ..shared.types.trip import Source
+from ..touch.stack import outwards
 from ..touch.whose_code import owner_of, text_of
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -46,9 +47,8 @@ def caller_of(*, within_run: bool = False) -> Caller | None:
     ``within_run``: of the lines within a rerun (see ``boundary``).
     """
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        owner = owner_of(frame.f_code.co_filename)
-        if owner == "user":
+    while frame is not None:  # not by ``outwards``: in each forward of a root
+        if owner_of(frame.f_code.co_filename) == "user":
             return Caller(frame.f_code, frame.f_lineno)
         if within_run and _is_boundary(frame):
             return None
@@ -58,10 +58,10 @@ def caller_of(*, within_run: bool = False) -> Caller | None:
 
 def modules_within_run() -> tuple[nn.Module, ...]:
     """The modules whose call is on the stack, the innermost first, within a rerun."""
-    found = []
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not _is_boundary(frame):
+    found: list[nn.Module] = []
+    for frame in outwards(sys._getframe(1)):
+        if _is_boundary(frame):
+            return tuple(found)
         if frame.f_code.co_name == "_call_impl" and isinstance(module := frame.f_locals.get("self"), nn.Module):
             found.append(module)
-        frame = frame.f_back
-    return tuple(found) if frame is not None else ()
+    return ()

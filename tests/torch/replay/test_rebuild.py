@@ -18,32 +18,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import makers
+from capsules import opened, seal, trial_of
 from models import Calls
 from rankwatch.errors import UsageError
 from rankwatch.replay.call import Call, of_rows
-from rankwatch.replay.code import UsersCode
-from rankwatch.replay.opened import OpenedCapsule, open_capsule
+from rankwatch.replay.opened import open_capsule
 from rankwatch.replay.summary import ReplayFindings, render
-from rankwatch.replay.trial import Trial, enough
-from rankwatch.rerun.capsule.capsule import CapsuleRules, write
+from rankwatch.replay.trial import enough
 from rankwatch.rerun.capsule.files import MANIFEST, SUMS, TENSORS
-from rankwatch.rerun.forward import Forward
 from trainings.parts import Root
 
 SCALE = 3.0
-
-
-def opened(folder: Path, module: nn.Module, *args: Any, **kwargs: Any) -> OpenedCapsule:
-    rules = CapsuleRules(folder, **kwargs.pop("rules", {}))
-    found = write(rules, Forward(module, args, kwargs, "output"), makers.trip(), name="a")
-    assert found.path is not None, found.why_not
-    return open_capsule(found.path)
-
-
-def trial_of(capsule: OpenedCapsule, **options: Any) -> Trial:
-    code = UsersCode(capsule.manifest["code"], capsule.sources, [], **options)
-    return Trial(capsule, code)
 
 
 def same(one: Any, other: Any) -> bool:
@@ -245,7 +230,7 @@ def test_what_is_not_in_it_says_so_when_it_is_used(tmp_path: Path) -> None:
 
 def test_inputs_that_are_not_in_it_are_drawn_in_their_range(tmp_path: Path) -> None:
     x, mask, ids = torch.randn(5, 4) * 100, torch.rand(5, 4) > 0.5, torch.randint(0, 9, (5,))
-    capsule = opened(tmp_path, nn.Identity(), x, mask, ids, rules={"with_inputs": False})
+    capsule = opened(tmp_path, nn.Identity(), x, mask, ids, with_inputs=False)
     trial = trial_of(capsule)
     found = trial.call().args
     assert [(one.shape, one.dtype) for one in found] == [(one.shape, one.dtype) for one in (x, mask, ids)]
@@ -284,15 +269,9 @@ def test_checksums_that_are_cut_short(tmp_path: Path) -> None:
 
 def forge(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     """Changes a manifest, and its checksum as well."""
-    import hashlib
-
     described = json.loads((path / MANIFEST).read_text())
-    before = hashlib.sha256((path / MANIFEST).read_bytes()).hexdigest()
     change(described)
-    body = json.dumps(described)
-    (path / MANIFEST).write_text(body)
-    after = hashlib.sha256(body.encode()).hexdigest()
-    (path / SUMS).write_text((path / SUMS).read_text().replace(before, after))
+    seal(path, described)
 
 
 def test_what_a_changed_capsule_names_is_not_called(tmp_path: Path) -> None:

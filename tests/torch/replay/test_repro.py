@@ -12,13 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-import makers
-from rankwatch.replay.code import UsersCode
-from rankwatch.replay.opened import OpenedCapsule, open_capsule
+from capsules import opened, trial_of
+from rankwatch.replay.opened import OpenedCapsule
 from rankwatch.replay.repro import PARTS, write_repro
-from rankwatch.replay.trial import Trial
-from rankwatch.rerun.capsule.capsule import CapsuleRules, write
-from rankwatch.rerun.forward import Forward
 from rankwatch.shared.types.frame import State
 
 AGENT = Path(__file__).parents[3] / "agent"
@@ -60,10 +56,9 @@ def captured(folder: Path, monkeypatch: pytest.MonkeyPatch, x: torch.Tensor) -> 
         (folder / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(str(folder))
     net: Any = __import__("inverse_net")
-    written = write(CapsuleRules(folder), Forward(net.Net(), (x,), {}, "output"), makers.trip())
+    capsule = opened(folder, net.Net(), x)
     forget()
-    assert written.path is not None, written.why_not
-    return open_capsule(written.path)
+    return capsule
 
 
 def ran(script: Path) -> subprocess.CompletedProcess[str]:
@@ -73,9 +68,9 @@ def ran(script: Path) -> subprocess.CompletedProcess[str]:
 
 def texts_of(capsule: OpenedCapsule) -> dict[str, str]:
     """The source texts with which a replay ran."""
-    code = UsersCode(capsule.manifest["code"], capsule.sources, [])
-    assert Trial(capsule, code).run(torch.device("cpu")).state is State.INF
-    return code.texts
+    trial = trial_of(capsule)
+    assert trial.run(torch.device("cpu")).state is State.INF
+    return trial._code.texts
 
 
 def test_it_needs_torch_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import json
 import re
@@ -16,16 +15,13 @@ from typing import Any
 import pytest
 import torch
 
-import makers
+from capsules import opened, seal, trial_of
 from rankwatch.errors import UsageError
 from rankwatch.replay.__main__ import main
-from rankwatch.replay.code import UsersCode
-from rankwatch.replay.opened import OpenedCapsule, open_capsule
+from rankwatch.replay.opened import open_capsule
 from rankwatch.replay.repro import write_repro
-from rankwatch.replay.trial import ForwardResult, Trial
-from rankwatch.rerun.capsule.capsule import CapsuleRules, write
-from rankwatch.rerun.capsule.files import MANIFEST, SUMS
-from rankwatch.rerun.forward import Forward
+from rankwatch.replay.trial import ForwardResult
+from rankwatch.rerun.capsule.files import MANIFEST
 from rankwatch.shared.types.frame import State
 
 CONF = "GAIN = 1.0\n"
@@ -121,28 +117,10 @@ def net(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     forget()
 
 
-def captured(folder: Path, module: Any, x: torch.Tensor, **more: Any) -> OpenedCapsule:
-    written = write(CapsuleRules(folder), Forward(module, (x,), {}, "output"), makers.trip(), **more)
-    assert written.path is not None, written.why_not
-    return open_capsule(written.path)
-
-
-def trial_of(capsule: OpenedCapsule, **options: Any) -> Trial:
-    return Trial(capsule, UsersCode(capsule.manifest["code"], capsule.sources, [], **options))
-
-
 def imported() -> Any:
     import stately.net  # type: ignore[import-not-found]
 
     return stately.net
-
-
-def seal(capsule: Path, manifest: dict[str, Any]) -> None:
-    """Writes a changed manifest with its checksum."""
-    before = hashlib.sha256((capsule / MANIFEST).read_bytes()).hexdigest()
-    (capsule / MANIFEST).write_text(json.dumps(manifest))
-    after = hashlib.sha256((capsule / MANIFEST).read_bytes()).hexdigest()
-    (capsule / SUMS).write_text((capsule / SUMS).read_text().replace(before, after))
 
 
 def forget() -> None:
@@ -174,7 +152,7 @@ def set_all(net: Any) -> None:
 def test_what_the_training_had_set_is_set(name: str, net: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     set_all(net)
     module, x = getattr(net, name)(), torch.ones(2, 3)
-    capsule = captured(tmp_path / "capsule", module, x, output=module(x))
+    capsule = opened(tmp_path / "capsule", module, x, output=module(x))
     forget()  # a fresh process has the values of the files
     trial = trial_of(capsule)
     for _ in range(2):
@@ -190,7 +168,7 @@ def test_what_the_training_had_set_is_set(name: str, net: Any, tmp_path: Path, c
 def test_a_class_without_a_place_says_what_to_do(tmp_path: Path) -> None:
     place: dict[str, Any] = {"__name__": "__main__"}
     exec("from torch import nn\nclass Cell(nn.Identity):\n    pass\n", place)
-    capsule = captured(tmp_path, place["Cell"](), torch.ones(2))
+    capsule = opened(tmp_path, place["Cell"](), torch.ones(2))
     with pytest.raises(UsageError, match=r"the class Cell, which has no name in its module. Define it at .* --module"):
         trial_of(capsule).call()
 
@@ -210,7 +188,7 @@ def test_a_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for cell in (1, 2, 4):
         exec(re.sub(r"(?m)^[%!].*", "", CELLS[cell]), vars(notebook))
     monkeypatch.setitem(sys.modules, "__main__", notebook)
-    capsule = captured(tmp_path, notebook.Cell(), torch.ones(2))
+    capsule = opened(tmp_path, notebook.Cell(), torch.ones(2))
     monkeypatch.undo()
     with pytest.raises(UsageError, match="defined in a notebook: --stored-code runs the copy of its cells"):
         trial_of(capsule).call()
@@ -236,7 +214,7 @@ def test_a_forward_that_asks_for_its_group_says_what_is_wrong(
     Path(net.__file__).with_name("asks.py").write_text(ASKS)
     from stately.asks import Asks  # type: ignore[import-not-found]
 
-    capsule = captured(tmp_path / "capsule", Asks(), torch.ones(2))
+    capsule = opened(tmp_path / "capsule", Asks(), torch.ones(2))
     found: ForwardResult = trial_of(capsule).run(torch.device("cpu"))
     assert "It uses torch.distributed, and a replay is one process without a process group" in found.error
     monkeypatch.setenv("RANKWATCH_MODE", "")  # set by main
@@ -250,7 +228,7 @@ def test_a_script_of_a_training_on_a_gpu_takes_a_device(
     """Without a GPU it runs on the CPU: its tensors, its devices, its random numbers and autocast."""
     module, x = net.Placed(), torch.full((2, 3), 300.0)
     with torch.autocast("cpu", torch.bfloat16):
-        capsule = captured(tmp_path / "capsule", module, x)
+        capsule = opened(tmp_path / "capsule", module, x)
     manifest = json.loads((capsule.path / MANIFEST).read_text().replace('"cpu"', '"cuda:0"'))
     manifest["random"]["cpu"] = manifest["random"].pop("cuda:0")
     manifest["surroundings"]["autocast"] = {"cpu": [False, "bfloat16"], "cuda": [True, "bfloat16"]}
@@ -269,7 +247,7 @@ def test_a_script_of_a_training_on_a_gpu_takes_a_device(
 def test_a_package_that_was_renamed(net: Any, tmp_path: Path) -> None:
     """Its modules, and what the training had set in them."""
     set_all(net)
-    capsule = captured(tmp_path / "capsule", net.Calls(), torch.ones(2))
+    capsule = opened(tmp_path / "capsule", net.Calls(), torch.ones(2))
     (tmp_path / "stately").rename(tmp_path / "renamed")
     forget()
     importlib.invalidate_caches()

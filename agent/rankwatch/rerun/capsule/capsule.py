@@ -8,7 +8,9 @@ written beside its place and then renamed: there is none that is not whole.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
+import math
 import os
 import shutil
 import sys
@@ -183,11 +185,10 @@ def _inner(forward: Forward) -> dict[str, Any] | None:
 
 def _trip(trip: Trip) -> dict[str, Any]:
     spec, position = trip.frame.spec, trip.position
-    rows = [
-        [row.label, row.dtype, row.abs_min if _is_number(row.abs_min) else None, row.abs_max if _is_number(row.abs_max) else None,
-         row.state.name.lower()]
-        for row in trip.frame.readings
-    ]  # fmt: skip
+    rows: list[list[Any]] = []
+    for row in trip.frame.readings:
+        ends = [end if math.isfinite(end) else None for end in (row.abs_min, row.abs_max)]
+        rows.append([row.label, row.dtype, *ends, row.state.name.lower()])
     return {
         "module": spec.module,
         "class": spec.module_class,
@@ -204,10 +205,6 @@ def _trip(trip: Trip) -> dict[str, Any]:
     }
 
 
-def _is_number(value: float) -> bool:
-    return value - value == 0
-
-
 def _put(path: Path, body: bytes) -> str:
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(body)
@@ -216,9 +213,5 @@ def _put(path: Path, body: bytes) -> str:
 
 def _free(place: Path) -> Path:
     """The place, or the next one that is free: a rank that was started again writes beside its former capsule."""
-    number = 2
-    found = place
-    while found.exists():
-        found = place.with_name(f"{place.name}.{number}")
-        number += 1
-    return found
+    others = (place.with_name(f"{place.name}.{number}") for number in itertools.count(2))
+    return next(one for one in itertools.chain([place], others) if not one.exists())

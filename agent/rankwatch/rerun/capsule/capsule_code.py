@@ -38,11 +38,9 @@ def gather(encoder: Encoder) -> dict[str, dict[str, Any]]:
             continue
         known.append(module)
         size += len(text)
-        spec = getattr(module, "__spec__", None)
+        spec, file = getattr(module, "__spec__", None), getattr(module, "__file__", None)
         found[name] = {
-            "file": str(Path(getattr(module, "__file__", None) or "").absolute())
-            if getattr(module, "__file__", None)
-            else "",
+            "file": str(Path(file).absolute()) if file else "",
             "name": spec.name if spec is not None else name,
             "package": getattr(module, "__package__", None) or "",
             "is_package": hasattr(module, "__path__"),

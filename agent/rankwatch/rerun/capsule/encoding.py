@@ -32,15 +32,8 @@ MAX_VALUES_OF_OBJECT = 5_000
 
 MAX_DEPTH = 60
 
-_NOT_STATE = frozenset(
-    {
-        "_parameters", "_buffers", "_modules", "_compiled_call_impl", "_forward_hooks", "_forward_pre_hooks",
-        "_forward_hooks_with_kwargs", "_forward_hooks_always_called", "_forward_pre_hooks_with_kwargs", "_backward_hooks",
-        "_backward_pre_hooks", "_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks",
-        "_load_state_dict_post_hooks", "_is_full_backward_hook",
-    }
-)  # fmt: skip
-"""Attributes of a module that are stored in another way, or not at all."""
+_NOT_STATE = vars(nn.Module()).keys() - {"training", "_non_persistent_buffers_set"} | {"_compiled_call_impl"}
+"""Attributes that each module has: they are stored in another way, or not at all."""
 
 
 class TensorBag:
@@ -288,13 +281,10 @@ class Encoder:
             return self._absent("a module of FSDP", path)
         most, self._most = self._most, MAX_VALUES
         form: dict[str, Any] = {"is": "nn.Module", "class": self.encode(kind, path, depth), "parametrized": made_of}
-        below: list[tuple[str, Mapping[str, Any]]] = [
-            ("parameters", module._parameters),
-            ("buffers", module._buffers),
-            ("modules", module._modules),
-        ]
-        for group, members in below:
-            form[group] = [[name, self._member(one, _below(path, name), depth)] for name, one in members.items()]
+        for group in ("parameters", "buffers", "modules"):
+            members: Mapping[str, Any] = getattr(module, f"_{group}")
+            below = f"{path}." if path else ""
+            form[group] = [[name, self._member(one, below + name, depth)] for name, one in members.items()]
         self._most = most
         state = {name: value for name, value in module.__dict__.items() if name not in _NOT_STATE}
         form["state"] = self.state(state, path, depth)
@@ -381,10 +371,6 @@ def _found(place: Any, path: str) -> Any:
     for name in path.split("."):
         place = getattr(place, name, None)
     return place
-
-
-def _below(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
 
 
 def _free_in(function: types.FunctionType) -> Iterator[tuple[str, Any]]:

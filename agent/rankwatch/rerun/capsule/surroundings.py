@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -29,8 +29,10 @@ def surroundings() -> dict[str, Any]:
     return {
         "grad": torch.is_grad_enabled(),
         "inference": torch.is_inference_mode_enabled(),
-        "autocast": {device: [_is_autocast(device), _autocast_dtype(device)] for device in _DEVICES},
-        "default_dtype": str(torch.get_default_dtype()).removeprefix("torch."),
+        "autocast": {
+            device: [torch.is_autocast_enabled(device), _name_of(torch.get_autocast_dtype(device))] for device in _DEVICES
+        },
+        "default_dtype": _name_of(torch.get_default_dtype()),
         "matmul_precision": torch.get_float32_matmul_precision(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "threads": torch.get_num_threads(),
@@ -87,38 +89,29 @@ def _set(by: Mapping[str, Any]) -> None:
         torch.set_num_threads(by["threads"])
     for place, flags in by["flags"].items():
         for name, value in flags.items():
-            if name in _FLAGS.get(place, ()) and hasattr(_module(place), name):
-                setattr(_module(place), name, value)
+            if name in _FLAGS.get(place, ()) and hasattr(_at(place), name):
+                setattr(_at(place), name, value)
     for name, value in by["sdp"].items():
         if name in _SDP:
             getattr(torch.backends.cuda, f"enable_{name}_sdp")(value)
 
 
-def _module(place: str) -> Any:
-    if place in sys.modules:
-        return sys.modules[place]
-    found: Any = torch
-    for name in place.split(".")[1:]:
-        found = getattr(found, name)
-    return found
+def _at(place: str) -> Any:
+    return functools.reduce(getattr, place.split(".")[1:], torch)
 
 
 def _flags(place: str) -> Iterator[tuple[str, bool]]:
     for name in _FLAGS[place]:
         try:
-            value = getattr(_module(place), name)
+            value = getattr(_at(place), name)
         except (AttributeError, RuntimeError):  # not in this release, or set by the newer interface
             continue
         if type(value) is bool:
             yield name, value
 
 
-def _is_autocast(device: str) -> bool:
-    return bool(torch.is_autocast_enabled(device))
-
-
-def _autocast_dtype(device: str) -> str:
-    return str(torch.get_autocast_dtype(device)).removeprefix("torch.")
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _flushes_denormals() -> bool:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -52,29 +52,26 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], until: float) -> st
     for name, value in ordered:
         kind = _NAMES.get(str(value.dtype).removeprefix("torch."))
         begin, end = end, end + value.numel() * value.dtype.itemsize
-        header[name] = {
-            "dtype": kind or "U8",
-            "shape": list(value.shape) if kind else [end - begin],
-            "data_offsets": [begin, end],
-        }
+        shape = list(value.shape) if kind else [end - begin]
+        header[name] = {"dtype": kind or "U8", "shape": shape, "data_offsets": [begin, end]}
     head = json.dumps(header).encode()
     head += b" " * (-len(head) % 8)
     digest = hashlib.sha256()
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb", buffering=0) as file:
-        for part in (len(head).to_bytes(8, "little"), head):
-            file.write(part)
-            digest.update(part)
-        for _, value in ordered:
-            flat = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
-            data = bytes_of(flat)
-            for start in range(0, len(data), CHUNK):
-                if time.monotonic() > until:
-                    raise OutOfTimeError
-                piece = data[start : start + CHUNK]
-                digest.update(piece)
-                while piece:
-                    piece = piece[file.write(piece) :]
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        for piece in _pieces(len(head).to_bytes(8, "little") + head, [value for _, value in ordered]):
+            if time.monotonic() > until:
+                raise OutOfTimeError
+            digest.update(piece)
+            file.write(piece)
     return digest.hexdigest()
+
+
+def _pieces(head: bytes, values: Sequence[Tensor]) -> Iterator[bytes | memoryview]:
+    yield head
+    for value in values:
+        flat = _flat(value)
+        data = _bytes_of(flat)
+        yield from (data[start : start + CHUNK] for start in range(0, len(data), CHUNK))
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -110,16 +107,20 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     return found
 
 
-def bytes_of(flat: Tensor) -> memoryview:
+def digest_of(value: Tensor) -> str:
+    """A checksum of a tensor's bits, whatever its strides."""
+    flat = _flat(value)
+    return hashlib.sha256(_bytes_of(flat)).hexdigest()
+
+
+def _flat(value: Tensor) -> Tensor:
+    return value.detach().resolve_conj().resolve_neg().cpu().contiguous()
+
+
+def _bytes_of(flat: Tensor) -> memoryview:
     """The memory of a contiguous tensor on the CPU; valid as long as the tensor is."""
     size = flat.numel() * flat.dtype.itemsize
     return memoryview((ctypes.c_ubyte * size).from_address(flat.data_ptr())).cast("B") if size else memoryview(b"")
-
-
-def digest_of(value: Tensor) -> str:
-    """A checksum of a tensor's bits, whatever its strides."""
-    flat = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    return hashlib.sha256(bytes_of(flat)).hexdigest()
 
 
 def _row(row: Any) -> tuple[torch.dtype, tuple[int, ...], int, int]:
