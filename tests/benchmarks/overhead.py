@@ -58,7 +58,8 @@ from benchmarks.models import DTYPES, EAGER, MODELS, MODES, WAYS, NotAvailable, 
 from benchmarks.small import SMALL, SmallTrainee
 from peak import peak_bytes
 from rankwatch.api import watch_object as watcher
-from rankwatch.hook.detector import Detector
+from rankwatch.hook.backwards import Backwards
+from rankwatch.hook.forwards import Forwards
 from rankwatch.hook.loss import Losses
 from rankwatch.hook.step.guard import Guard
 from rankwatch.measure.extremes import Layout, Measure, TapeRow, layout_of
@@ -182,15 +183,16 @@ def over_cycle(figures: list[float], period: int) -> float:
     return statistics.fmean(map(statistics.median, places))
 
 
-PARTS: dict[str, tuple[type, tuple[str, ...]]] = {
-    "guard": (Guard, ("before_step",)),
-    "root's entry": (RootEntry, ("__init__",)),
-    "loss": (Losses, ("_look",)),
+PARTS: dict[str, tuple[tuple[type, str], ...]] = {
+    "guard": ((Guard, "_update_begins"),),
+    "root's entry": ((RootEntry, "__init__"),),
+    "loss": ((Losses, "_look"),),
     WHOLE: (
-        Detector,
-        ("_enter", "_leave", "_leave_root", "_before_step", "_after_step", "_backward_begins", "_backward_ends", "_arrive"),
+        *((Forwards, name) for name in ("_enter", "_leave", "_leave_root")),
+        *((Backwards, name) for name in ("_before_step", "_after_step", "_backward_begins", "_backward_ends")),
+        (Guard, "_arrive"),
     ),
-    FINGERPRINT: (FingerprintTaker, ("forward_begins", "forward_ends", "before_step", "after_step")),
+    FINGERPRINT: ((FingerprintTaker, "on"),),
 }
 
 
@@ -203,7 +205,7 @@ def table_of_parts(setting: Setting, rounds: int) -> list[Line]:
             for module in (plan, fingerprints):
                 stack.enter_context(patch.object(module, "world_size", lambda: 2))
             stack.enter_context(patch.object(watcher, "replace", lambda config, **changes: config))
-            spent = {name: stack.enter_context(timed(*place)) for name, place in PARTS.items()}
+            spent = {name: stack.enter_context(timed(place)) for name, place in PARTS.items()}
             trainee = Trainee(setting, mode, clips=clips)
             trainee.warm_up()
             for seconds in spent.values():
@@ -234,9 +236,9 @@ def table_of_parts(setting: Setting, rounds: int) -> list[Line]:
 
 
 @contextmanager
-def timed(owner: type, names: tuple[str, ...]) -> Iterator[list[float]]:
+def timed(place: tuple[tuple[type, str], ...]) -> Iterator[list[float]]:
     """Adds the seconds in these methods to the last item of the list; those of a call within another one once."""
-    originals, spent = {name: getattr(owner, name) for name in names}, [0.0]
+    spent = [0.0]
     depth = 0
 
     def timing(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -253,13 +255,10 @@ def timed(owner: type, names: tuple[str, ...]) -> Iterator[list[float]]:
 
         return method
 
-    for name, original in originals.items():
-        setattr(owner, name, timing(original))
-    try:
+    with ExitStack() as stack:
+        for owner, name in place:
+            stack.enter_context(patch.object(owner, name, timing(getattr(owner, name))))
         yield spent
-    finally:
-        for name, original in originals.items():
-            setattr(owner, name, original)
 
 
 def table_of_memory(setting: Setting, peaks: dict[str, int]) -> list[Line]:

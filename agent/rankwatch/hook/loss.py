@@ -16,7 +16,7 @@ from ..judge.events import BackwardBegins, BackwardEnded, BackwardReached, Outpu
 from ..judge.settler import Settler
 from ..measure.modules import Modules
 from ..measure.recorder import Recorder
-from ..rerun.forward import outputs_of
+from ..measure.walk import outputs_of
 from ..rerun.loss_graph import LossOrigin, Outputs, origin_after_backward, origin_of_loss, steep_operators
 from ..shared.types.frame import Kind
 from ..shared.types.tuning import Check
