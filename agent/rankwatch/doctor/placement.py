@@ -58,8 +58,8 @@ def find_store(env: Mapping[str, str], who: Identity | Placement) -> StoreAddres
     host, port = env.get("MASTER_ADDR", ""), env.get("MASTER_PORT", "")
     if "RANK" not in env and who.world_size == 1:
         return StoreAddress(LOOPBACK, 0, is_opened_here=True)
-    if not host and (nodes := env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST")):
-        host = expand(nodes)[0]
+    if not host and (hosts := hosts_of_job(env)):
+        host = hosts[0]
     if not port and env.get("SLURM_JOB_ID", "").isdecimal():
         port = str(FIRST_PORT + int(env["SLURM_JOB_ID"]) % PORTS)
     if not host or not port.isdecimal():

@@ -10,20 +10,18 @@ from typing import Any
 from ..shared.words.text import name_spans
 from ..tell.abort import say
 from .checks.compare import compare
-from .checks.pairs import Pair, Wave, blame, first_round, remaining, second_round, without_blamed
+from .checks.pairs import Wave, first_round, remaining, second_round, without_blamed
 from .placement import hosts_of_job
 from .rendezvous import Rendezvous
 from .report import DoctorReport, PairResult, judge_attendance, judge_pairs, units_of
 from .result import CheckResult, CheckState, fail, skip
-from .tasks import Setting, perform, serve_clock
+from .tasks import TASKS, Setting, perform, serve_clock
 from .time_limit import NO_ANSWER, Watchdog, Work, bounded
 
 MARGIN = 2.0
 """Seconds that an answer may take beyond the time limits of its checks."""
 LAST_MARGIN = 20.0
 """Seconds beyond all time limits after which the process is ended by force."""
-STEPS = {"self": 2, "clock": 1, "pair": 2, "collectives": 5, "nccl log": 1}
-"""For each order, how many time limits of a check rank 0 waits for the answers."""
 ALL_PAIRS = 8
 """Up to this number of nodes every pair is tested; with more, only the pairs of two rounds, unless --all-pairs is given."""
 
@@ -51,8 +49,8 @@ class Leader:
         self._roll_call()
         self._check_each()
         self._compare_clocks()
-        outcomes = self._test_pairs()
-        self._try_collectives(without_blamed(len(self.report.units), blame(outcomes)))
+        self._test_pairs()
+        self._try_collectives(without_blamed(len(self.report.units), self.report.blame))
         if self._setting.nccl_log is not None:
             self._order("nccl log", self.report.placements)
         self.report.seconds = time.monotonic() - began
@@ -68,16 +66,14 @@ class Leader:
         began = time.monotonic()
         self._watchdog.renew(self._patience + LAST_MARGIN, "waiting for all to come")
         size = self.report.world_size
-        placements = self._rendezvous.roll_call(size, self._patience, partial(_say_waiting, f"to come, of {size}"))
         report, where = self.report, ":".join(map(str, self._rendezvous.address))
-        report.placements = placements
-        report.missing = [rank for rank in range(size) if rank not in placements]
-        report.units = units_of(placements)
+        say_waiting = partial(_say_waiting, f"to come, of {size}")
+        report.placements = self._rendezvous.roll_call(size, self._patience, say_waiting)
+        report.units = units_of(report.placements)
         took = self._patience if report.missing else time.monotonic() - began
-        hosts = hosts_of_job(self._setting.env)
-        attendance = judge_attendance(size, placements, report.missing, hosts, where, took)
+        attendance = judge_attendance(report, hosts_of_job(self._setting.env), where, took)
         # The ranks that arrived are not to blame for the missing ones.
-        report.add(() if report.missing else placements, attendance)
+        report.add(() if report.missing else report.placements, attendance)
 
     def _check_each(self) -> None:
         report = self.report
@@ -87,7 +83,8 @@ class Leader:
             "local_ranks": {node: nodes.count(node) for node in nodes},
             "leaders": self._leaders,
         }
-        facts = self._order("self", report.placements, **order)
+        answers = self._order("self", report.placements, **order)
+        facts = {rank: answer["facts"] for rank, answer in answers.items() if "facts" in answer}
         versions = {rank: of["versions"] for rank, of in facts.items()}
         report.versions = versions.get(0, {})
         same_image = "the same image or environment on all nodes"
@@ -104,27 +101,23 @@ class Leader:
             return
         self._order("clock", others, beside=lambda: serve_clock(self._rendezvous, others))
 
-    def _test_pairs(self) -> dict[Pair, bool]:
-        """Runs the rounds of pairs; returns whether each pair passed."""
-        units, outcomes = len(self.report.units), dict[Pair, bool]()
-        self._run_waves(1, first_round(units), outcomes)
-        self._run_waves(2, second_round(units, outcomes), outcomes)
+    def _test_pairs(self) -> None:
+        units = len(self.report.units)
+        self._run_waves(1, first_round(units))
+        self._run_waves(2, second_round(units, self.report.outcomes))
         if self._all_pairs or units <= ALL_PAIRS:
-            self._run_waves(3, remaining(units, outcomes), outcomes)
-        judge_pairs(self.report, blame(outcomes), outcomes)
-        return outcomes
+            self._run_waves(3, remaining(units, self.report.outcomes))
+        judge_pairs(self.report)
 
-    def _run_waves(self, number: int, waves: list[Wave], outcomes: dict[Pair, bool]) -> None:
+    def _run_waves(self, number: int, waves: list[Wave]) -> None:
         leader = [unit.leader for unit in self.report.units]
         for count, wave in enumerate(waves):
             pairs = [[leader[left], leader[right]] for left, right in wave]
             ranks = [rank for pair in pairs if not self._silent & set(pair) for rank in pair]
             answers = self._send("pair", ranks, pairs=pairs, name=f"pair/{number}.{count}")
-            for left, right in wave:
-                sides = [_results(answers, leader[unit])[0] for unit in (left, right)]
-                result = _pair_result(number, left, right, sides)
-                self.report.pair_results.append(result)
-                outcomes[left, right] = result.bandwidth is not None
+            for pair in wave:
+                sides = [_results(answers[leader[unit]])[0] for unit in pair if leader[unit] in answers]
+                self.report.pair_results.append(PairResult(number, pair, _of_pair(sides)))
 
     def _try_collectives(self, units: list[int]) -> None:
         """Over all units that can train together. Where that fails, over each node alone, to find the node."""
@@ -155,11 +148,11 @@ class Leader:
         return list(first.values())
 
     def _order(self, check: str, ranks: Iterable[int], beside: Work | None = None, **more: Any) -> dict[int, Any]:
-        """Sends an order and adds the results to the report; returns the facts by rank."""
+        """Sends an order and adds the results to the report; returns the answers by rank."""
         answers = self._send(check, ranks, beside, **more)
-        for rank in answers:
-            self.report.add([rank], *_results(answers, rank))
-        return {rank: answer["facts"] for rank, answer in answers.items() if answer.get("facts")}
+        for rank, answer in answers.items():
+            self.report.add([rank], *_results(answer))
+        return answers
 
     def _send(self, check: str, ranks: Iterable[int], beside: Work | None = None, **more: Any) -> dict[int, Any]:
         """Sends an order, does ``beside`` and rank 0's own part meanwhile, and waits; returns the answers by rank."""
@@ -168,7 +161,7 @@ class Leader:
         number, self._orders = self._orders, self._orders + 1
         self._rendezvous.order(number, order)
         setting = self._setting
-        limit = STEPS[check] * setting.timeout + MARGIN
+        limit = TASKS[check].limits * setting.timeout + MARGIN
         self._watchdog.renew(2 * limit + LAST_MARGIN, check)
         began = time.monotonic()
         if beside is not None and bounded(check, beside, setting.timeout).state is CheckState.FAIL:
@@ -192,7 +185,7 @@ def follow(setting: Setting, rendezvous: Rendezvous, patience: float) -> int:
     """
     number, rank = 0, setting.placement.rank
     watchdog = Watchdog(setting.placement.tag)
-    longest = patience + (max(STEPS.values()) + 1) * setting.timeout + 2 * MARGIN
+    longest = patience + (max(task.limits for task in TASKS.values()) + 1) * setting.timeout + 2 * MARGIN
     while True:
         watchdog.renew(2 * longest + LAST_MARGIN, f"order {number} of rank 0")
         order = rendezvous.next_order(number, longest)
@@ -204,20 +197,15 @@ def follow(setting: Setting, rendezvous: Rendezvous, patience: float) -> int:
         number += 1
 
 
-def _results(answers: Mapping[int, Any], rank: int) -> list[CheckResult]:
-    if rank not in answers:  # not asked, because its partner does not answer any more, or it does not itself
-        return [fail("rank", "one of them does not answer any more")]
-    return [CheckResult.from_json(body) for body in answers[rank]["results"]]
+def _results(answer: Mapping[str, Any]) -> list[CheckResult]:
+    return [CheckResult.from_json(body) for body in answer["results"]]
 
 
-def _pair_result(number: int, left: int, right: int, sides: list[CheckResult]) -> PairResult:
-    failed = sorted(
-        (side.found for side in sides if side.state is CheckState.FAIL), key=lambda found: found.startswith(NO_ANSWER)
-    )
-    if failed:
-        return PairResult(number, left, right, failed[0], None, None)
-    figures = sides[0].figures
-    return PairResult(number, left, right, sides[0].found, figures["round_trip"], figures["bandwidth"])
+def _of_pair(sides: list[CheckResult]) -> CheckResult:
+    """The result of a pair: of the sides that failed, one that says why; else what the first one measured."""
+    if not sides:  # not asked, because one of them did not answer before
+        return fail("rank", "one of them does not answer any more")
+    return min(sides, key=lambda side: (side.state is not CheckState.FAIL, side.found.startswith(NO_ANSWER)))
 
 
 def _say_waiting(what: str, missing: list[int]) -> None:

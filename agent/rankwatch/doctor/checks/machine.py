@@ -14,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..result import CheckResult, fail, ok, skip, warn
+from ..wording import count
 
 MIB = 2**20
 SHARED_MEMORY = Path("/dev/shm")
@@ -38,7 +39,7 @@ def shared_memory(local_ranks: int, folder: Path = SHARED_MEMORY) -> CheckResult
     if not is_same:
         return fail("shared memory", f"{folder} gives back other bytes than were written", "this host's memory is broken")
     free = space.f_bavail * space.f_frsize
-    found = f"{folder} has {free // MIB} MiB free for {local_ranks} local rank{'' if local_ranks == 1 else 's'}"
+    found = f"{folder} has {free // MIB} MiB free for {count(local_ranks, 'local rank')}"
     if free < local_ranks * SHARED_MEMORY_PER_RANK:
         advice = f"docker run --shm-size=8g (or --ipc=host); else remove leftovers: ls -l {folder}"
         return warn("shared memory", found, advice)
