@@ -309,7 +309,7 @@ def test_a_tuning_that_fails_does_not_cost_the_abort(
     collector: Running, ranks: Callable[..., Rank], caplog: pytest.LogCaptureFixture
 ) -> None:
     rank = ranks(starts=False)
-    rank.link._on_tune = lambda tune: [][1]
+    rank.link._watch.on_tune = lambda tune: [][1]  # type: ignore[method-assign]
     assert rank.link.start()
     with caplog.at_level(logging.CRITICAL, "rankwatch.tell.link"):
         control.tune(collector.collector.connection, messages.Tune(tuning=Tuning(every=10)))
