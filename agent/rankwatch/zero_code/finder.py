@@ -54,9 +54,8 @@ class Finder:
         self._hook = self._make_hook()
         self._is_looking = False
         self._is_inside = False
-        self._found: list[weakref.ref[Watch]] = []
-        self._first: weakref.ref[Watch] | None = None
-        self._began_at = 0  # the batch in which the first one was when it became the first
+        self._first: weakref.WeakKeyDictionary[Watch, int] = weakref.WeakKeyDictionary()
+        """Of the models that were found, the one whose batches count, and the batch in which it was then."""
         self._is_crowded = False
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._have_stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
@@ -69,9 +68,8 @@ class Finder:
     def _look_again(self) -> None:
         if self._is_looking:
             return
-        self._found = [ref for ref in self._found if ref() is not None]
-        self._first, self._is_crowded = None, False
-        self._is_looking = True
+        self._first.clear()
+        self._is_looking, self._is_crowded = True, False
         if nn.Module.__call__ is not self._call:  # the script has wrapped it; its wrapper stays
             self._call = nn.Module.__call__
             self._hook = self._make_hook()
@@ -140,16 +138,16 @@ class Finder:
             return
         if not module.training and not self._is_optimized(root):
             return
-        ours = [watch for ref in self._found if (watch := ref()) is not None]
-        if any(watch not in ours for watch in open_watches()):
+        ours = list(open_watches())
+        if not all(one.is_automatic for one in ours):
             self.stop()  # the script calls watch itself
             return
-        if self._first is None:  # a model that was found before may be trained again
-            self._begin_with(next((watch for watch in ours if watch.root is root), None))
-        first = self._first() if self._first is not None else None
-        if first is not None and (root is first.root or _is_part(root, first.root)):
+        if not self._first:  # a model that was found before may be trained again
+            self._first.update({one: one.batch for one in ours if one.root is root})
+        first = next(iter(self._first), None)
+        if first is not None and _is_part(root, first.root):
             # The batch of a forward is counted when it begins, after this; that of a part has begun with another one.
-            if first.batch - self._began_at >= LOOKED_AT - (root is first.root):
+            if first.batch - self._first[first] >= LOOKED_AT - (root is first.root):
                 self._stop_after_all()
         elif _is_trained(root) and not any(_is_part(root, watch.root) for watch in ours):
             if calling_stage(module) is None:
@@ -157,16 +155,12 @@ class Finder:
                 module, root = (module, root) if whole is root else (whole, whole)
             if is_left(root):
                 return
-            self._close_parts(root, ours)
+            self._close_parts(root)
             self._watch(module)
 
     def _is_optimized(self, root: nn.Module) -> bool:
         theirs = _parameters_of(*self._optimizers)
         return any(id(parameter) in theirs for parameter in root.parameters())
-
-    def _begin_with(self, first: Watch | None) -> None:
-        if first is not None:
-            self._first, self._began_at = weakref.ref(first), first.batch
 
     def _stop_after_all(self) -> None:
         self.stop()
@@ -175,18 +169,16 @@ class Finder:
                 "rankwatch: more than %d models are trained in this process; further ones are not watched", MAX_MODELS
             )
 
-    def _close_parts(self, root: nn.Module, ours: list[Watch]) -> None:
+    def _close_parts(self, root: nn.Module) -> None:
         """Closes the watches of the root's parts: a model may call its layers while it is made, to learn their shapes."""
-        parts = [watch for watch in ours if _is_part(watch.root, root)]
-        for part in parts:
+        for part in (one for one in open_watches() if _is_part(one.root, root)):
             part.close()
-        if parts:
-            self._found = [weakref.ref(watch) for watch in ours if watch not in parts]
-            self._first, self._is_crowded = None, False
+            self._first.clear()
+            self._is_crowded = False
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Finds a model that only a compiled function calls, by its optimizer, one batch late: no call of it is seen."""
-        if optimizer in self._have_stepped or self._found or any(open_watches()):
+        if optimizer in self._have_stepped or any(open_watches()):
             return
         if "zero_grad" in vars(optimizer):  # the script's own
             return
@@ -203,7 +195,7 @@ class Finder:
         optimizer.zero_grad = hook  # type: ignore[method-assign]
 
     def _look_for_model_of(self, optimizer: Optimizer) -> None:
-        if not self._is_looking or self._found or any(open_watches()):
+        if not self._is_looking or any(open_watches()):
             return
         theirs, modules = _parameters_of(optimizer), _all_modules()
         inner = {id(child) for module in modules for child in module.children()}
@@ -211,7 +203,7 @@ class Finder:
             is_theirs = any(id(parameter) in theirs for parameter in module.parameters())
             if id(module) not in inner and is_theirs and not is_left(unwrap(module)):
                 self._watch(module, first_batch=1)
-        if self._found:
+        if any(open_watches()):
             self.stop()
 
     def _watch(self, module: nn.Module, first_batch: int = 0) -> None:
@@ -219,16 +211,15 @@ class Finder:
         if isinstance(root, torch.jit.ScriptModule):
             log.warning("rankwatch: a scripted module takes no hooks and is not watched")
             return
-        if len(self._found) == MAX_MODELS:
+        if sum(1 for _ in open_watches()) == MAX_MODELS:
             self._is_crowded = True  # no warning yet: a model that contains these may follow
             return
         # With the Trainer's --debug underflow_overflow, ours replaces its detector, with the same policy.
         policy = Policy.STRICT if remove_their_detector(root) and "RANKWATCH_POLICY" not in os.environ else Policy.FIRST
         found = watch(calling_stage(module) or module, first_batch=first_batch, policy=policy)
         found.is_automatic = True
-        self._found.append(weakref.ref(found))
-        if self._first is None:
-            self._begin_with(found)
+        if not self._first:
+            self._first[found] = found.batch
 
 
 def _is_compiling() -> bool:
@@ -244,6 +235,7 @@ def _is_trained(root: nn.Module) -> bool:
 
 
 def _is_part(module: nn.Module, of: nn.Module) -> bool:
+    """Whether a module is a part of another one, or the same."""
     return any(part is module for part in of.modules())
 
 
