@@ -98,10 +98,6 @@ class ThreadStack(NamedTuple):
     places: list[Place]
     collective: str
 
-    @property
-    def is_main(self) -> bool:
-        return self.title == MAIN
-
 
 class Inspector:
     """Answers INSPECT, for the link's thread.
@@ -160,9 +156,9 @@ def inspect(number: int, rank: int, *, with_files: bool) -> Inspected:
         places = _visible(thread.places)
         if not places:
             continue
-        if thread.is_main:
-            waits = _describe_wait(places, thread.collective, with_source=with_files)
-        most = MAIN_FRAMES if thread.is_main else OTHER_FRAMES
+        most = OTHER_FRAMES
+        if thread.title == MAIN:
+            most, waits = MAIN_FRAMES, _describe_wait(places, thread.collective, with_source=with_files)
         lines.append(thread.title)
         lines += [f"  {place.describe(with_source=with_files)}" for place in places[:most]]
         lines += [f"  and {len(places) - most} outer frames"] if len(places) > most else []
@@ -269,10 +265,5 @@ def _short(file: str) -> str:
     for folder in SITE:
         if folder in file:
             return file.rpartition(folder)[2]
-    for folder in (
-        *STANDARD,
-        *(f"{path.rstrip(os.sep)}{os.sep}" for path in (os.environ.get("PWD", ""), *sys.path[:1]) if path),
-    ):
-        if file.startswith(folder):
-            return file[len(folder) :]
-    return file
+    folders = *STANDARD, *(os.path.join(path, "") for path in (os.environ.get("PWD"), *sys.path[:1]) if path)
+    return next((file[len(folder) :] for folder in folders if file.startswith(folder)), file)
