@@ -101,7 +101,7 @@ class Finder:
         call = self._call
 
         def hook(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if not self._is_looking or self._is_inside or _is_compiling():
+            if not self._is_looking or self._is_inside or torch.compiler.is_compiling() or is_tracing():
                 return call(module, *args, **kwargs)
             is_on_top = nn.Module.__call__ is self._hook  # else the script has wrapped it; its wrapper stays
             self._is_inside = True
@@ -131,12 +131,11 @@ class Finder:
             log.exception("rankwatch: an error of its own while it looked for the model to watch; nothing is watched")
 
     def _look_at(self, module: nn.Module) -> None:
-        if not torch.is_grad_enabled() or _is_traced() or get_worker_info() is not None:
+        is_traced = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+        if not torch.is_grad_enabled() or is_traced or get_worker_info() is not None:
             return
         root = unwrap(module)
-        if is_left(root):
-            return
-        if not module.training and not self._is_optimized(root):
+        if is_left(root) or not (module.training or _has_parameter_of(root, *self._optimizers)):
             return
         ours = list(open_watches())
         if not all(one.is_automatic for one in ours):
@@ -149,7 +148,7 @@ class Finder:
             # The batch of a forward is counted when it begins, after this; that of a part has begun with another one.
             if first.batch - self._first[first] >= LOOKED_AT - (root is first.root):
                 self._stop_after_all()
-        elif _is_trained(root) and not any(_is_part(root, watch.root) for watch in ours):
+        elif any(one.requires_grad for one in root.parameters()) and not any(_is_part(root, watch.root) for watch in ours):
             if calling_stage(module) is None:
                 whole = _whole(root)
                 module, root = (module, root) if whole is root else (whole, whole)
@@ -157,10 +156,6 @@ class Finder:
                 return
             self._close_parts(root)
             self._watch(module)
-
-    def _is_optimized(self, root: nn.Module) -> bool:
-        theirs = _parameters_of(*self._optimizers)
-        return any(id(parameter) in theirs for parameter in root.parameters())
 
     def _stop_after_all(self) -> None:
         self.stop()
@@ -178,9 +173,8 @@ class Finder:
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Finds a model that only a compiled function calls, by its optimizer, one batch late: no call of it is seen."""
-        if optimizer in self._have_stepped or any(open_watches()):
-            return
-        if "zero_grad" in vars(optimizer):  # the script's own
+        has_its_own = "zero_grad" in vars(optimizer)  # the script's
+        if has_its_own or optimizer in self._have_stepped or any(open_watches()):
             return
         self._have_stepped.add(optimizer)
         zero_grad = optimizer.zero_grad
@@ -197,11 +191,10 @@ class Finder:
     def _look_for_model_of(self, optimizer: Optimizer) -> None:
         if not self._is_looking or any(open_watches()):
             return
-        theirs, modules = _parameters_of(optimizer), _all_modules()
+        modules = _all_modules()
         inner = {id(child) for module in modules for child in module.children()}
         for module in modules:
-            is_theirs = any(id(parameter) in theirs for parameter in module.parameters())
-            if id(module) not in inner and is_theirs and not is_left(unwrap(module)):
+            if id(module) not in inner and _has_parameter_of(module, optimizer) and not is_left(unwrap(module)):
                 self._watch(module, first_batch=1)
         if any(open_watches()):
             self.stop()
@@ -222,26 +215,14 @@ class Finder:
             self._first[found] = found.batch
 
 
-def _is_compiling() -> bool:
-    return torch.compiler.is_compiling() or is_tracing()
-
-
-def _is_traced() -> bool:
-    return bool(torch.jit.is_tracing())  # type: ignore[attr-defined, no-untyped-call]
-
-
-def _is_trained(root: nn.Module) -> bool:
-    return any(parameter.requires_grad for parameter in root.parameters())
-
-
 def _is_part(module: nn.Module, of: nn.Module) -> bool:
     """Whether a module is a part of another one, or the same."""
     return any(part is module for part in of.modules())
 
 
-def _parameters_of(*optimizers: Optimizer) -> set[int]:
-    """The parameters of optimizers, by ``id``."""
-    return {id(parameter) for made in optimizers for group in made.param_groups for parameter in group["params"]}
+def _has_parameter_of(module: nn.Module, *optimizers: Optimizer) -> bool:
+    theirs = {id(parameter) for made in optimizers for group in made.param_groups for parameter in group["params"]}
+    return any(id(parameter) in theirs for parameter in module.parameters())
 
 
 def _all_modules() -> list[nn.Module]:
@@ -270,9 +251,7 @@ def _whole(part: nn.Module) -> nn.Module:
         known.update(map(id, new))
         above += new
     found = [module for module in whole.values() if module is not part and not isinstance(module, torch.jit.ScriptModule)]
-    return found[0] if len(found) == 1 else next((module for module in found if _is_calling(module)), part)
-
-
-def _is_calling(module: nn.Module) -> bool:
-    """Whether a method of this module is on the caller's stack."""
-    return any(frame.f_locals.get("self") is module for frame in outwards(sys._getframe(1)))
+    if len(found) == 1:
+        return found[0]
+    callers = {id(frame.f_locals.get("self")) for frame in outwards(sys._getframe())}
+    return next((module for module in found if id(module) in callers), part)
