@@ -61,7 +61,9 @@ def start_of(who: Identity, group: tuple[int, int] | None, job: str, environ: Ma
     if env.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and env.get("WORLD_SIZE") == str(who.world_size):
         return _within_timeout(lambda: _agree(_agents_store(env), unknown, who, env.get("GROUP_RANK", ""))) or unknown
     if group == (who.rank, who.world_size):
-        return _within_timeout(lambda: _agree(_groups_store(), unknown, who)) or unknown
+        from torch.distributed import distributed_c10d
+
+        return _within_timeout(lambda: _agree(distributed_c10d._get_default_store(), unknown, who)) or unknown
     return unknown._replace(id=shared_start(who, env))
 
 
@@ -113,12 +115,6 @@ def _agents_store(env: Mapping[str, str]) -> Any:
 
     timeout = timedelta(seconds=TIMEOUT)
     return TCPStore(env["MASTER_ADDR"], int(env["MASTER_PORT"]), is_master=False, timeout=timeout, wait_for_workers=False)
-
-
-def _groups_store() -> Any:
-    from torch.distributed import distributed_c10d
-
-    return distributed_c10d._get_default_store()
 
 
 def _within_timeout(agree: Callable[[], Start]) -> Start | None:

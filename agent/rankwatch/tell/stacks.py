@@ -82,10 +82,6 @@ class Place(NamedTuple):
     def is_plumbing(self) -> bool:
         return self.code.co_name in _PLUMBING or self.file.endswith(_LOGGING) or self.file.startswith("<frozen")
 
-    @property
-    def is_users(self) -> bool:
-        return not is_installed(self.file)
-
     def describe(self, *, with_source: bool) -> str:
         text = text_of(self.file, self.line) if with_source else ""
         return f"{_short(self.file)}:{self.line} in {self.code.co_name}" + (f": {text}" if text else "")
@@ -202,7 +198,7 @@ def _visible(places: list[Place]) -> list[Place]:
 
 def _describe_wait(places: list[Place], collective: str, *, with_source: bool) -> str:
     """The innermost frame, or the collective that it is in, and the line of the user's that led there."""
-    users = next((place for place in places if place.is_users), None)
+    users = next((place for place in places if not is_installed(place.file)), None)
     if not collective and (users is None or users is places[0]):
         return places[0].describe(with_source=with_source)
     what = collective or f"{places[0].code.co_name} ({_short(places[0].file)}:{places[0].line})"
