@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 from ..shared.words.text import name_spans
@@ -48,7 +49,6 @@ class DoctorReport:
     world_size: int
     backend: str
     placements: dict[int, Placement] = field(default_factory=dict)
-    units: list[Unit] = field(default_factory=list)
     rows: list[ReportRow] = field(default_factory=list)
     pair_results: list[PairResult] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
@@ -61,6 +61,25 @@ class DoctorReport:
     def missing(self) -> list[int]:
         """The ranks that did not arrive."""
         return [rank for rank in range(self.world_size) if rank not in self.placements]
+
+    @cached_property
+    def nodes(self) -> dict[str, list[int]]:
+        """The ranks of each node, once all have arrived that will."""
+        nodes: dict[str, list[int]] = defaultdict(list)
+        for rank, placement in sorted(self.placements.items()):
+            nodes[placement.node].append(rank)
+        return nodes
+
+    @cached_property
+    def units(self) -> list[Unit]:
+        """The nodes, or the ranks where there is only one node."""
+        if len(self.nodes) == 1:
+            return [Unit(f"rank {rank}", rank, (rank,)) for rank in sorted(self.placements)]
+        hosts = [self.placements[ranks[0]].host for ranks in self.nodes.values()]
+        return [
+            Unit(host if hosts.count(host) == 1 else f"node {node} ({host})", ranks[0], tuple(ranks))
+            for host, (node, ranks) in zip(hosts, self.nodes.items(), strict=True)
+        ]
 
     @property
     def outcomes(self) -> dict[Pair, bool]:
@@ -84,22 +103,6 @@ class DoctorReport:
         """Whether the rank passed an all_reduce."""
         passed = (row for row in self.rows if row.result.state is CheckState.OK)
         return any(rank in row.ranks and row.result.check == "all_reduce" for row in passed)
-
-
-def units_of(placements: Mapping[int, Placement]) -> list[Unit]:
-    """The nodes, or the ranks where there is only one node."""
-    by_node: dict[str, list[Placement]] = defaultdict(list)
-    for rank in sorted(placements):
-        by_node[placements[rank].node].append(placements[rank])
-    if len(by_node) == 1:
-        return [Unit(f"rank {rank}", rank, (rank,)) for rank in sorted(placements)]
-    hosts = [of_node[0].host for of_node in by_node.values()]
-    units = []
-    for node, of_node in by_node.items():
-        host = of_node[0].host
-        name = host if hosts.count(host) == 1 else f"node {node} ({host})"
-        units.append(Unit(name, of_node[0].rank, tuple(placement.rank for placement in of_node)))
-    return units
 
 
 def judge_attendance(report: DoctorReport, hosts: list[str], where: str, seconds: float) -> CheckResult:

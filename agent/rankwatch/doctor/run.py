@@ -13,7 +13,7 @@ from .checks.compare import compare
 from .checks.pairs import Wave, first_round, remaining, second_round, without_blamed
 from .placement import hosts_of_job
 from .rendezvous import Rendezvous
-from .report import DoctorReport, PairResult, judge_attendance, judge_pairs, units_of
+from .report import DoctorReport, PairResult, judge_attendance, judge_pairs
 from .result import CheckResult, CheckState, fail, skip
 from .tasks import TASKS, Setting, perform, serve_clock
 from .time_limit import NO_ANSWER, Watchdog, Work, bounded
@@ -27,22 +27,16 @@ ALL_PAIRS = 8
 
 
 class Leader:
-    """Rank 0's part.
+    """Rank 0's part."""
 
-    Args:
-        patience: seconds to wait for ranks to arrive.
-    """
-
-    def __init__(self, setting: Setting, rendezvous: Rendezvous, patience: float, *, all_pairs: bool) -> None:
+    def __init__(self, setting: Setting, rendezvous: Rendezvous) -> None:
         self._setting = setting
         self._rendezvous = rendezvous
-        self._patience = patience
-        self._all_pairs = all_pairs
         self._orders = 0
         self._silent: set[int] = set()
         """Ranks that did not answer an order; they are not waited for again."""
         self._watchdog = Watchdog(setting.placement.tag)
-        self.report = DoctorReport(setting.placement.world_size, setting.backend)
+        self.report = DoctorReport(setting.placement.world_size, setting.options.backend)
 
     def examine(self) -> DoctorReport:
         began = time.monotonic()
@@ -63,27 +57,20 @@ class Leader:
         self._rendezvous.wait_for_all_to_leave(set(self.report.placements) - self._silent)
 
     def _roll_call(self) -> None:
-        began = time.monotonic()
-        self._watchdog.renew(self._patience + LAST_MARGIN, "waiting for all to come")
+        began, patience = time.monotonic(), self._setting.options.timeout
+        self._watchdog.renew(patience + LAST_MARGIN, "waiting for all to come")
         size = self.report.world_size
         report, where = self.report, ":".join(map(str, self._rendezvous.address))
         say_waiting = partial(_say_waiting, f"to come, of {size}")
-        report.placements = self._rendezvous.roll_call(size, self._patience, say_waiting)
-        report.units = units_of(report.placements)
-        took = self._patience if report.missing else time.monotonic() - began
+        report.placements = self._rendezvous.roll_call(size, patience, say_waiting)
+        took = patience if report.missing else time.monotonic() - began
         attendance = judge_attendance(report, hosts_of_job(self._setting.env), where, took)
         # The ranks that arrived are not to blame for the missing ones.
         report.add(() if report.missing else report.placements, attendance)
 
     def _check_each(self) -> None:
         report = self.report
-        nodes = [placement.node for placement in report.placements.values()]
-        order: dict[str, Any] = {
-            "nodes": len(set(nodes)),
-            "local_ranks": {node: nodes.count(node) for node in nodes},
-            "leaders": self._leaders,
-        }
-        answers = self._order("self", report.placements, **order)
+        answers = self._order("self", report.placements, nodes=report.nodes)
         facts = {rank: answer["facts"] for rank, answer in answers.items() if "facts" in answer}
         versions = {rank: of["versions"] for rank, of in facts.items()}
         report.versions = versions.get(0, {})
@@ -94,8 +81,8 @@ class Leader:
         report.add(report.placements, *compare("environment", environments, is_fatal=False, advice=advice))
 
     def _compare_clocks(self) -> None:
-        own = self._setting.placement.node
-        others = [rank for rank in self._leaders if self.report.placements[rank].node != own and rank not in self._silent]
+        own, nodes = self._setting.placement.node, self.report.nodes
+        others = [ranks[0] for node, ranks in nodes.items() if node != own and ranks[0] not in self._silent]
         if not others:
             self.report.add([self._setting.placement.rank], skip("clock", "no other node to compare with"))
             return
@@ -105,7 +92,7 @@ class Leader:
         units = len(self.report.units)
         self._run_waves(1, first_round(units))
         self._run_waves(2, second_round(units, self.report.outcomes))
-        if self._all_pairs or units <= ALL_PAIRS:
+        if self._setting.options.all_pairs or units <= ALL_PAIRS:
             self._run_waves(3, remaining(units, self.report.outcomes))
         judge_pairs(self.report)
 
@@ -139,14 +126,6 @@ class Leader:
         self._order("collectives", ranks, groups=groups, leaders=leaders, name=f"collectives{scope}", scope=scope)
         return all(row.result.state is not CheckState.FAIL for row in self.report.rows[before:])
 
-    @property
-    def _leaders(self) -> list[int]:
-        """The first rank of each node."""
-        first: dict[str, int] = {}
-        for rank, placement in sorted(self.report.placements.items()):
-            first.setdefault(placement.node, rank)
-        return list(first.values())
-
     def _order(self, check: str, ranks: Iterable[int], beside: Work | None = None, **more: Any) -> dict[int, Any]:
         """Sends an order and adds the results to the report; returns the answers by rank."""
         answers = self._send(check, ranks, beside, **more)
@@ -157,14 +136,14 @@ class Leader:
     def _send(self, check: str, ranks: Iterable[int], beside: Work | None = None, **more: Any) -> dict[int, Any]:
         """Sends an order, does ``beside`` and rank 0's own part meanwhile, and waits; returns the answers by rank."""
         ranks = sorted(ranks)
-        order = {"check": check, "ranks": ranks, "backend": self._setting.backend, **more}
+        order = {"check": check, "ranks": ranks, "backend": self._setting.options.backend, **more}
         number, self._orders = self._orders, self._orders + 1
         self._rendezvous.order(number, order)
         setting = self._setting
-        limit = TASKS[check].limits * setting.timeout + MARGIN
+        limit = TASKS[check].limits * setting.options.check_timeout + MARGIN
         self._watchdog.renew(2 * limit + LAST_MARGIN, check)
         began = time.monotonic()
-        if beside is not None and bounded(check, beside, setting.timeout).state is CheckState.FAIL:
+        if beside is not None and bounded(check, beside, setting.options.check_timeout).state is CheckState.FAIL:
             self._rendezvous.abandon_check_connection()
         if setting.placement.rank in ranks:
             self._rendezvous.answer(number, setting.placement.rank, perform(order, setting, self._rendezvous))
@@ -177,7 +156,7 @@ class Leader:
         return answers | {rank: {"results": [result.to_json()]} for rank in silent}
 
 
-def follow(setting: Setting, rendezvous: Rendezvous, patience: float) -> int:
+def follow(setting: Setting, rendezvous: Rendezvous) -> int:
     """The part of the other ranks: follows orders until the last one; returns the exit code.
 
     Raises:
@@ -185,7 +164,8 @@ def follow(setting: Setting, rendezvous: Rendezvous, patience: float) -> int:
     """
     number, rank = 0, setting.placement.rank
     watchdog = Watchdog(setting.placement.tag)
-    longest = patience + (max(task.limits for task in TASKS.values()) + 1) * setting.timeout + 2 * MARGIN
+    limits = max(task.limits for task in TASKS.values()) + 1
+    longest = setting.options.timeout + limits * setting.options.check_timeout + 2 * MARGIN
     while True:
         watchdog.renew(2 * longest + LAST_MARGIN, f"order {number} of rank 0")
         order = rendezvous.next_order(number, longest)

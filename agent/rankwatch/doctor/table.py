@@ -153,9 +153,8 @@ def _remedies(report: DoctorReport) -> list[str]:
 
 def _summary(report: DoctorReport) -> str:
     states = [row.result.state for row in _merged(report.rows)]
-    nodes = len({placement.node for placement in report.placements.values()})
     tried = f"{len(report.placements)} of {report.world_size} ranks" if report.missing else count(report.world_size, "rank")
     kinds = ((CheckState.FAIL, "failure"), (CheckState.WARN, "warning"))
     counts = [count(states.count(state), name) for state, name in kinds if state in states]
     verdict = ", ".join(counts) or "all is well"
-    return f"rankwatch doctor: {verdict}; {tried} on {count(nodes, 'node')}, {report.backend}, {report.seconds:.1f} s"
+    return f"rankwatch doctor: {verdict}; {tried} on {count(len(report.nodes), 'node')}, {report.backend}, {report.seconds:.1f} s"

@@ -14,6 +14,7 @@ from .checks import device, explain, machine, reach
 from .checks.clock import QUESTIONS, Stamps, judge
 from .checks.compare import environment_of
 from .checks.groups import Group, measure_pair, timed
+from .doctor_options import DoctorOptions
 from .placement import Placement
 from .rendezvous import Rendezvous
 from .result import CheckResult, CheckState, skip
@@ -30,12 +31,11 @@ _failed: list[Group] = []
 
 
 class Setting(NamedTuple):
-    """What all checks need. ``env`` is the environment with which the rank was started."""
+    """What all checks need. ``env``: with which the rank was started. ``options``: with the backend that this rank would take."""
 
     placement: Placement
     env: Mapping[str, str]
-    backend: str
-    timeout: float
+    options: DoctorOptions
     nccl_log: Path | None
 
 
@@ -57,19 +57,19 @@ def perform(order: Order, setting: Setting, rendezvous: Rendezvous) -> dict[str,
 def _check_self(order: Order, setting: Setting, rendezvous: Rendezvous) -> list[CheckResult]:
     """The checks that need no other rank. The first rank of each node also checks the node."""
     placement, backend = setting.placement, order["backend"]
-    mine = order["local_ranks"][placement.node]
+    here, timeout = order["nodes"][placement.node], setting.options.check_timeout
     steps: list[tuple[str, Work]] = [
-        ("gpu", partial(device.gpu, backend, placement.local_rank, mine)),
+        ("gpu", partial(device.gpu, backend, placement.local_rank, len(here))),
         ("open files", machine.open_files),
     ]
-    if placement.rank in order["leaders"]:
+    if placement.rank == here[0]:
         steps += [
-            ("shared memory", partial(machine.shared_memory, mine)),
+            ("shared memory", partial(machine.shared_memory, len(here))),
             ("name service", partial(machine.name_service, rendezvous.address)),
-            ("interface", partial(machine.interface, rendezvous.address, order["nodes"], backend, setting.env)),
-            ("collector", partial(reach.collector, setting.env.get("RANKWATCH_CONNECTION", ""), setting.timeout / 2)),
+            ("interface", partial(machine.interface, rendezvous.address, len(order["nodes"]), backend, setting.env)),
+            ("collector", partial(reach.collector, setting.env.get("RANKWATCH_CONNECTION", ""), timeout / 2)),
         ]
-    return [bounded(check, work, setting.timeout) for check, work in steps]
+    return [bounded(check, work, timeout) for check, work in steps]
 
 
 def serve_clock(rendezvous: Rendezvous, ranks: list[int]) -> CheckResult:
@@ -96,7 +96,7 @@ def _ask_clock(order: Order, setting: Setting, rendezvous: Rendezvous) -> list[C
             stamps.append(Stamps(asked, heard, answered, time.time()))
         return judge(stamps)
 
-    return [bounded("clock", work, setting.timeout)]
+    return [bounded("clock", work, setting.options.check_timeout)]
 
 
 def _test_pair(order: Order, setting: Setting, rendezvous: Rendezvous) -> list[CheckResult]:
@@ -107,9 +107,9 @@ def _test_pair(order: Order, setting: Setting, rendezvous: Rendezvous) -> list[C
     def work() -> CheckResult:
         store = rendezvous.store_for(f"{order['name']}/{pair[0]}-{pair[1]}")
         group.append(_group(order["backend"], setting, store, pair))
-        return measure_pair(group[0], BANDWIDTH_SHARE * setting.timeout)
+        return measure_pair(group[0], BANDWIDTH_SHARE * setting.options.check_timeout)
 
-    result = bounded("pair", work, setting.timeout)
+    result = bounded("pair", work, setting.options.check_timeout)
     _abandon(group, result)
     return [result]
 
@@ -136,7 +136,7 @@ def _try_collectives(order: Order, setting: Setting, rendezvous: Rendezvous) -> 
             ("all_gather", lambda: group[0].all_gather(), "order right"),
         )
     ]
-    results = in_turn(steps, setting.timeout)
+    results = in_turn(steps, setting.options.check_timeout)
     for result in results:
         _abandon(group, result)
     return results
@@ -145,7 +145,7 @@ def _try_collectives(order: Order, setting: Setting, rendezvous: Rendezvous) -> 
 def _group(backend: str, setting: Setting, store: Store, members: list[int]) -> Group:
     device_of_rank = device.target(backend, setting.placement.local_rank)
     index = members.index(setting.placement.rank)
-    return Group(backend, store, index, len(members), device_of_rank, GROUP_SHARE * setting.timeout)
+    return Group(backend, store, index, len(members), device_of_rank, GROUP_SHARE * setting.options.check_timeout)
 
 
 def _abandon(group: list[Group], result: CheckResult) -> None:

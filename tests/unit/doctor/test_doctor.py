@@ -19,7 +19,7 @@ from rankwatch.doctor.checks.clock import Stamps, judge
 from rankwatch.doctor.checks.compare import compare, environment_of
 from rankwatch.doctor.checks.explain import explain
 from rankwatch.doctor.placement import Placement, StoreAddress, expand, find_placement, find_store
-from rankwatch.doctor.report import DoctorReport, PairResult, judge_attendance, judge_pairs, units_of
+from rankwatch.doctor.report import DoctorReport, PairResult, judge_attendance, judge_pairs
 from rankwatch.doctor.result import CheckResult, CheckState, fail, ok, skip, warn
 from rankwatch.doctor.table import render, to_json
 from rankwatch.doctor.time_limit import bounded, describe, in_turn
@@ -300,12 +300,12 @@ def test_many_healthy_results_stay_short() -> None:
 
 
 def test_units_are_nodes_or_the_ranks_of_a_single_node() -> None:
-    one = units_of({rank: placement(rank) for rank in range(2)})
-    assert [(unit.name, unit.leader, unit.ranks) for unit in one] == [("rank 0", 0, (0,)), ("rank 1", 1, (1,))]
+    one = DoctorReport(2, "gloo", {rank: placement(rank) for rank in range(2)}).units
+    assert one == [("rank 0", 0, (0,)), ("rank 1", 1, (1,))]
     hosts = {0: placement(0, "a", "0"), 1: placement(1, "a", "0"), 2: placement(2, "b", "1")}
-    assert [(unit.name, unit.leader, unit.ranks) for unit in units_of(hosts)] == [("a", 0, (0, 1)), ("b", 2, (2,))]
+    assert DoctorReport(3, "gloo", hosts).units == [("a", 0, (0, 1)), ("b", 2, (2,))]
     alike = {0: placement(0, "vm", "0"), 1: placement(1, "vm", "1")}
-    assert [unit.name for unit in units_of(alike)] == ["node 0 (vm)", "node 1 (vm)"]
+    assert [unit.name for unit in DoctorReport(2, "gloo", alike).units] == ["node 0 (vm)", "node 1 (vm)"]
 
 
 def test_missing_ranks_and_hosts_are_named() -> None:
@@ -326,7 +326,6 @@ def well(bandwidth: float = 1e9) -> CheckResult:
 def sick_report() -> DoctorReport:
     """Four ranks on two nodes: the nodes do not reach each other, and a limit is low."""
     report = DoctorReport(4, "gloo", {rank: placement(rank, f"gpu{rank // 2}", str(rank // 2)) for rank in range(4)})
-    report.units = units_of(report.placements)
     report.versions = {"torch": "2.9.0", "CUDA": "12.8"}
     report.add(report.placements, ok("rendezvous", "4 ranks at gpu0:29500"))
     for rank in report.placements:
@@ -385,7 +384,6 @@ def test_the_json_says_the_same() -> None:
 
 def test_a_slow_pair_is_named() -> None:
     report = DoctorReport(4, "gloo", {rank: placement(rank, f"gpu{rank}", str(rank)) for rank in range(4)})
-    report.units = units_of(report.placements)
     speeds = {(0, 1): 9e9, (2, 3): 1e9, (1, 2): 8e9, (0, 3): 10e9}
     report.pair_results = [PairResult(1, pair, well(speed)) for pair, speed in speeds.items()]
     judge_pairs(report)
@@ -398,7 +396,6 @@ def test_a_slow_pair_is_named() -> None:
 
 def test_a_broken_node_is_named_with_its_partners() -> None:
     report = DoctorReport(3, "gloo", {rank: placement(rank, f"gpu{rank}", str(rank)) for rank in range(3)})
-    report.units = units_of(report.placements)
     report.pair_results = [PairResult(1, (0, 1), LATE), PairResult(1, (0, 2), well()), PairResult(1, (1, 2), LATE)]
     judge_pairs(report)
     (row,) = [row for row in report.rows if row.result.state is CheckState.FAIL]
@@ -408,7 +405,6 @@ def test_a_broken_node_is_named_with_its_partners() -> None:
 
 def test_a_node_that_listens_on_loopback_gets_advice() -> None:
     report = DoctorReport(4, "gloo", {rank: placement(rank, f"gpu{rank}", str(rank)) for rank in range(4)})
-    report.units = units_of(report.placements)
     report.add([1], warn("interface", "gpu1 is 127.0.1.1", "export GLOO_SOCKET_IFNAME=eth0"))
     report.pair_results = [PairResult(1, pair, LATE) for pair in ((0, 1), (0, 2), (1, 2))]
     report.pair_results += [PairResult(1, pair, well()) for pair in ((0, 3), (2, 3))]
