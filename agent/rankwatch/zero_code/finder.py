@@ -191,10 +191,8 @@ class Finder:
     def _look_for_model_of(self, optimizer: Optimizer) -> None:
         if not self._is_looking or any(open_watches()):
             return
-        modules = _all_modules()
-        inner = {id(child) for module in modules for child in module.children()}
-        for module in modules:
-            if id(module) not in inner and _has_parameter_of(module, optimizer) and not is_left(unwrap(module)):
+        for module in _outermost():
+            if _has_parameter_of(module, optimizer) and not is_left(unwrap(module)):
                 self._watch(module, first_batch=1)
         if any(open_watches()):
             self.stop()
@@ -225,9 +223,11 @@ def _has_parameter_of(module: nn.Module, *optimizers: Optimizer) -> bool:
     return any(id(parameter) in theirs for parameter in module.parameters())
 
 
-def _all_modules() -> list[nn.Module]:
-    """All modules of the process. (``isinstance`` would wake up lazy imports.)"""
-    return [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
+def _outermost() -> list[nn.Module]:
+    """The modules of this process that are in no other one. (``isinstance`` would wake up lazy imports.)"""
+    modules = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
+    inner = {id(child) for module in modules for child in module.children()}
+    return [module for module in modules if id(module) not in inner]
 
 
 def _whole(part: nn.Module) -> nn.Module:
@@ -235,22 +235,8 @@ def _whole(part: nn.Module) -> nn.Module:
 
     If several models share it, the one whose method is calling it; if none is, the module itself.
     """
-    parents: dict[int, list[nn.Module]] = {}
-    for module in _all_modules():
-        for child in module._modules.values():
-            if child is not None:
-                parents.setdefault(id(child), []).append(module)
-    whole: dict[int, nn.Module] = {}
-    known, above = {id(part)}, [part]
-    while above:
-        module = above.pop()
-        around = parents.get(id(module), [])
-        if not around:
-            whole[id(unwrap(module))] = unwrap(module)
-        new = [parent for parent in around if id(parent) not in known]
-        known.update(map(id, new))
-        above += new
-    found = [module for module in whole.values() if module is not part and not isinstance(module, torch.jit.ScriptModule)]
+    around = {id(unwrap(module)): unwrap(module) for module in _outermost() if _is_part(part, module)}
+    found = [module for module in around.values() if module is not part and not isinstance(module, torch.jit.ScriptModule)]
     if len(found) == 1:
         return found[0]
     callers = {id(frame.f_locals.get("self")) for frame in outwards(sys._getframe())}
