@@ -70,9 +70,8 @@ def name_service(
     """Measures how long it takes to resolve this host's address to a name: torch's store does so for each rank that connects."""
     with socket.create_connection(master, CONNECT_TIMEOUT) as connection:
         address = connection.getsockname()[0].removeprefix("::ffff:")
-    asked = (
-        address if ":" in address else f"::ffff:{address}"
-    )  # the store listens on IPv6, where an IPv4 client has this form
+    # The store listens on IPv6, where an IPv4 client has this form.
+    asked = address if ":" in address else f"::ffff:{address}"
 
     def look_up() -> None:
         with suppress(OSError):  # the address has no name, which does not matter: only the time does
