@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 import weakref
+from dataclasses import asdict, replace
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -125,13 +126,7 @@ def _link_to(watch: Linked, model: nn.Module, source: str, who: Identity, stage:
     start = start_of(who, distributed_group(), fixed or who.job or connection.job or unnamed_job(who))
     hello = messages.Hello(
         *wire.VERSION,
-        job=fixed or start.job,
-        restart=start.restart,
-        rank=who.rank,
-        world_size=who.world_size,
-        local_rank=who.local_rank,
-        host=who.host,
-        pid=who.pid,
+        **asdict(replace(who, job=fixed or start.job, restart=start.restart)),
         device="none" if device is None else str(device),
         torch=torch.__version__,
         incarnation=os.urandom(8).hex(),
