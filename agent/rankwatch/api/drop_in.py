@@ -66,7 +66,6 @@ class DebugUnderflowOverflow(Watch):
             self._sleep()
 
     def _sleep(self) -> None:
-        """Watches nothing."""
         super().__init__(nn.Module(), Config())
         self.close()
 

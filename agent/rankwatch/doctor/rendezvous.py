@@ -55,7 +55,6 @@ class Rendezvous:
         self._put(f"here/{placement.rank}", asdict(placement))
 
     def roll_call(self, world_size: int, timeout: float, on_wait: OnWait) -> dict[int, Placement]:
-        """Waits for all ranks; returns the ranks that arrived."""
         return {
             rank: Placement(**body) for rank, body in self._collected("here", range(world_size), timeout, on_wait).items()
         }
@@ -71,7 +70,6 @@ class Rendezvous:
         self._put(f"answer/{number}/{rank}", body)
 
     def answers(self, number: int, ranks: Sequence[int], timeout: float, on_wait: OnWait) -> dict[int, Any]:
-        """The answers of the ranks that answered in time."""
         return self._collected(f"answer/{number}", ranks, timeout, on_wait)
 
     def leave(self, rank: int) -> None:

@@ -44,7 +44,7 @@ class PairResult(NamedTuple):
 
 @dataclass
 class DoctorReport:
-    """``placements``: the ranks that arrived."""
+    """``placements``: the ranks that arrived; ``missing``: those that did not."""
 
     world_size: int
     backend: str
@@ -59,7 +59,6 @@ class DoctorReport:
 
     @property
     def missing(self) -> list[int]:
-        """The ranks that did not arrive."""
         return [rank for rank in range(self.world_size) if rank not in self.placements]
 
     @cached_property
@@ -100,9 +99,8 @@ class DoctorReport:
         return sorted(failed, key=lambda result: result.found.startswith(NO_ANSWER))
 
     def took_part(self, rank: int) -> bool:
-        """Whether the rank passed an all_reduce."""
-        passed = (row for row in self.rows if row.result.state is CheckState.OK)
-        return any(rank in row.ranks and row.result.check == "all_reduce" for row in passed)
+        passed = (row for row in self.rows if (row.result.check, row.result.state) == ("all_reduce", CheckState.OK))
+        return any(rank in row.ranks for row in passed)
 
 
 def judge_attendance(report: DoctorReport, hosts: list[str], where: str, seconds: float) -> CheckResult:

@@ -41,7 +41,6 @@ class Outbox:
         self._window.handle(ack.handled)
 
     def send(self, send: Send) -> None:
-        """Sends what is due."""
         urgent = self._spool.urgent()  # before what is due: a trip that comes in between is looked at the next time
         while due := self._spool.due():
             pushed = self._last_pushed(due)
