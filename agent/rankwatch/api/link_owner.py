@@ -14,7 +14,6 @@ import torch
 import torch.distributed
 from torch import nn
 
-from ..errors import RankwatchError
 from ..rerun.capsule.gpu_name import gpu_of
 from ..shared.link import connection as connections
 from ..shared.system.identity import Identity, unnamed_job
@@ -96,8 +95,6 @@ def speaker_for(watch: Linked, model: nn.Module, source: str, who: Identity, sta
     if not why:
         try:
             return _link_to(watch, model, source, who, stage, name)
-        except RankwatchError:
-            raise
         except (OSError, MemoryError, RuntimeError, SystemError) as error:  # of descriptors, memory or threads
             why = repr(error)
     log.warning("rankwatch: %s: no connection to the collector: %s; training goes on without it", name, why)

@@ -18,9 +18,9 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from ipaddress import ip_address
 from typing import Any, NamedTuple
 
+from ..shared.link.connection import is_loopback
 from ..shared.system.identity import Identity
 from ..shared.system.process import boot_id, machine, started_at
 from ..shared.types.messages import MAX_START
@@ -74,7 +74,7 @@ def shared_start(who: Identity, env: Mapping[str, str]) -> str:
     if "MASTER_ADDR" not in env:
         return UNKNOWN
     master = env["MASTER_ADDR"], env.get("MASTER_PORT", "")
-    machine = (who.host, boot_id(), str(os.getuid())) if _is_loopback(env["MASTER_ADDR"]) else ()
+    machine = (who.host, boot_id(), str(os.getuid())) if is_loopback(env["MASTER_ADDR"]) else ()
     return _digest("master", *master, env.get("TORCHELASTIC_RUN_ID", ""), *machine)
 
 
@@ -130,13 +130,6 @@ def _within_timeout(agree: Callable[[], Start]) -> Start | None:
     thread.start()
     thread.join(TIMEOUT)
     return found[0] if found else None
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _digest(*parts: str) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from ...shared.link.connection import is_loopback
 from ..result import CheckResult, fail, ok, skip, warn
 from ..wording import count
 
@@ -130,12 +131,6 @@ def gloo_by_default(host: str, resolved: list[str], addresses: Mapping[str, str]
     if nodes > 1:
         return _loopback(meaning, addresses)
     return ok("interface", f"gloo listens on loopback ({meaning}): fine on one node; {route}")
-
-
-def is_loopback(address: str) -> bool:
-    with suppress(ValueError):
-        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
-    return False
 
 
 def _loopback(meaning: str, addresses: Mapping[str, str]) -> CheckResult:
