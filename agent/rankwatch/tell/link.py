@@ -54,7 +54,6 @@ WELCOMES_PER_SECOND, WELCOMES_AT_ONCE = 0.5, 20.0
 RECONNECTING = 8
 """Descriptors of a further socket."""
 
-DEFAULT_HEARTBEAT = 1.0
 SILENT_HEARTBEATS = 3
 """After this many heartbeats without an answer, in which this rank ran, it reconnects."""
 
@@ -84,6 +83,9 @@ ORPHAN_GRACE, ORPHAN_HOLD_LIMIT = 10.0, 300.0
 
 VERDICT_MARGIN = 1.0
 """Seconds on top of the decision window that a tripped rank waits for its verdict."""
+
+UNWELCOME = messages.Welcome(run="", heartbeat=1.0, decision_window=0.0, seq=0)
+"""Before the first WELCOME."""
 
 
 class Linked(Protocol):
@@ -122,7 +124,7 @@ class Link:
 
         self._spool = Spool()
         self._outbox = Outbox(self._spool)
-        self._welcome: messages.Welcome | None = None
+        self._welcome = UNWELCOME
         self._online = threading.Event()
         self._settled = threading.Event()  # welcomed or refused
         self._aborted = threading.Event()
@@ -178,12 +180,12 @@ class Link:
     @property
     def run(self) -> str:
         """The run's id, from WELCOME; empty before it."""
-        return self._welcome.run if self._welcome else ""
+        return self._welcome.run
 
     @property
     def folder(self) -> str:
         """The run's folder on the collector's host, from WELCOME; empty before it."""
-        return self._welcome.folder if self._welcome else ""
+        return self._welcome.folder
 
     def send_batch(self, table: FrameTable, summary: BatchSummary) -> None:
         self._append(lambda seq: messages.Batch(seq, summary), table)
@@ -207,7 +209,7 @@ class Link:
 
     def wait_for_verdict(self) -> bool:
         """Waits for the run's verdict, with a timeout; returns whether ABORT came."""
-        if not self._online.wait(CONNECT_TIMEOUT) or self._welcome is None:
+        if not self._online.wait(CONNECT_TIMEOUT):
             return False
         return self._aborted.wait(self._welcome.decision_window + VERDICT_MARGIN)
 
@@ -218,7 +220,7 @@ class Link:
         self._exit_queue.close()
         moment, _ = self._watch.where()
         self._append(lambda seq: messages.Bye(seq, outcome, text, moment))
-        if self._welcome is not None and not self.refusal:
+        if self.run and not self.refusal:
             self._spool.wait_until_empty(FAREWELL_TIMEOUT)
             self._stay()
         self._stop = True
@@ -283,7 +285,7 @@ class Link:
         self._stop = not (self._online.is_set() and self._spool.is_behind and now < self._farewell_until)
 
     def _loses_the_collector(self) -> bool:
-        if not self._online.is_set() or self._silent_for <= SILENT_HEARTBEATS * self._heartbeat:
+        if not self._online.is_set() or self._silent_for <= SILENT_HEARTBEATS * self._welcome.heartbeat:
             return False
         log.warning("%s: the collector at %s fell silent; trying to reach it again", self._who, self._connection.address)
         self._was_silent = True
@@ -317,7 +319,7 @@ class Link:
         self._look_for_silence(now, heard)
         self._pass_on_tuning()
         if not self._online.is_set():
-            if self._is_orphaned and self._welcome is not None and not self.refusal:
+            if self._is_orphaned and self.run and not self.refusal:
                 who = f"rank {self._hello.rank}"
                 text = f"the torchrun that started {who} has ended, no collector answers, and the rank trained on"
                 self._abort(messages.Abort(text, -1, 0.0, ORPHAN_GRACE, ORPHAN_HOLD_LIMIT))
@@ -332,12 +334,12 @@ class Link:
         passed = self._probe is not None and self._watch.where()[0] > self._probe
         if passed or now >= self._next_beat or bool(HOLDS) != self._was_held:
             self._send_beat(socket)
-            self._next_beat = now + self._heartbeat
+            self._next_beat = now + self._welcome.heartbeat
             self._probe = None if passed else self._probe
 
     def _look_for_silence(self, now: float, heard: bool) -> None:
         """What the collector sent is handled by now. It is not silent because this thread did not run."""
-        own = self._own_time.read(now, self._heartbeat)
+        own = self._own_time.read(now, self._welcome.heartbeat)
         if heard:
             self._heard_at = own
         self._silent_for = own - self._heard_at
@@ -349,10 +351,6 @@ class Link:
             now = time.monotonic()
             return min(self._next_beat, now + max(PROBE_INTERVAL, PROBE_SHARE * (now - self._probed_at)))
         return self._next_beat
-
-    @property
-    def _heartbeat(self) -> float:
-        return self._welcome.heartbeat if self._welcome else DEFAULT_HEARTBEAT
 
     # --- sending ---
 

@@ -63,20 +63,6 @@ class Finder:
     def start(self) -> None:
         """Looks until the models are found, and again when an optimizer is made: another training may begin."""
         self._look_again()
-        Optimizer.__init__ = self._make_first_hook()  # type: ignore[method-assign]
-
-    def _look_again(self) -> None:
-        if self._is_looking:
-            return
-        self._first.clear()
-        self._is_looking, self._is_crowded = True, False
-        if nn.Module.__call__ is not self._call:  # the script has wrapped it; its wrapper stays
-            self._call = nn.Module.__call__
-            self._hook = self._make_hook()
-        nn.Module.__call__ = self._hook  # type: ignore[method-assign]
-        self._after_steps = register_optimizer_step_post_hook(self._after_step)
-
-    def _make_first_hook(self) -> Callable[..., None]:
         init = Optimizer.__init__
 
         @wraps(init)
@@ -89,7 +75,18 @@ class Finder:
                 remove_our_frame(error)
                 raise
 
-        return hook
+        Optimizer.__init__ = hook  # type: ignore[assignment, method-assign]
+
+    def _look_again(self) -> None:
+        if self._is_looking:
+            return
+        self._first.clear()
+        self._is_looking, self._is_crowded = True, False
+        if nn.Module.__call__ is not self._call:  # the script has wrapped it; its wrapper stays
+            self._call = nn.Module.__call__
+            self._hook = self._make_hook()
+        nn.Module.__call__ = self._hook  # type: ignore[method-assign]
+        self._after_steps = register_optimizer_step_post_hook(self._after_step)
 
     def stop(self) -> None:
         self._is_looking = False
