@@ -29,11 +29,6 @@ class Holds:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """An abort that another rank causes waits until this block ends: ``with rankwatch.hold(): torch.save(...)``.
-
-        Meanwhile nothing is raised in this process, and it is not ended; the collector's ``--hold-limit`` bounds the wait. Holds
-        nest, and any thread may hold. Without a collector, or a watch, this does nothing.
-        """
         self._count(1)
         try:
             yield
@@ -51,4 +46,13 @@ class Holds:
 HOLDS = Holds()
 """Those of this process: a save concerns all its models."""
 
-hold = HOLDS.hold
+
+@contextmanager
+def hold() -> Iterator[None]:
+    """An abort that another rank causes waits until this block ends: ``with rankwatch.hold(): torch.save(...)``.
+
+    Meanwhile nothing is raised in this process, and it is not ended; the collector's ``--hold-limit`` bounds the wait. Holds
+    nest, and any thread may hold. Without a collector, or a watch, this does nothing.
+    """
+    with HOLDS.hold():
+        yield
