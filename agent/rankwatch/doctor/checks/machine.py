@@ -104,7 +104,10 @@ def interface(master: tuple[str, int], nodes: int, backend: str, env: Mapping[st
         return ok("interface", f"{route}; {variable} {wanted or 'not set'}")
     if wanted:
         return gloo_with_names(wanted.split(","), addresses, route, nodes)
-    return gloo_by_default(socket.gethostname(), _resolved(), addresses, route, nodes)
+    host, resolved = socket.gethostname(), list[str]()
+    with suppress(OSError):
+        resolved += [str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
+    return gloo_by_default(host, resolved, addresses, route, nodes)
 
 
 def gloo_with_names(wanted: list[str], addresses: Mapping[str, str], route: str, nodes: int) -> CheckResult:
@@ -146,13 +149,6 @@ def _with_interface(address: str, addresses: Mapping[str, str]) -> str:
     if is_loopback(address):
         return f"lo ({address})"
     return next((f"{name} ({address})" for name, own in addresses.items() if own == address), address)
-
-
-def _resolved() -> list[str]:
-    try:
-        return [str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)]
-    except OSError:
-        return []
 
 
 def _addresses(connection: socket.socket) -> dict[str, str]:
