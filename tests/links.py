@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
+from rankwatch.shared.link import wire
 from rankwatch.shared.link.connection import Connection
-from rankwatch.shared.system.identity import Identity
 from rankwatch.shared.types import messages
-from rankwatch.shared.types.frame import BEGINNING, Moment
+from rankwatch.shared.types.frame import BEGINNING, NO_STAGE, Moment
 from rankwatch.tell.link import Link
 
 
@@ -21,12 +23,14 @@ def link_to(
     job: str = "train",
     progress: Callable[[], tuple[Moment, str]] = lambda: (BEGINNING, "forward"),
     on_abort: Callable[[messages.Abort], None] = lambda abort: None,
-    **more: Any,
+    on_tune: Callable[[messages.Tune], None] = lambda tune: None,
+    source: str = "",
 ) -> Link:
-    identity = Identity(job, 0, rank, world_size, rank, "host", 100 + rank)
-    return Link(
-        connection, identity, job=job, progress=progress, on_abort=on_abort, device="cpu", torch_version="2.13.0", **more
+    hello = messages.Hello(
+        *wire.VERSION, job, 0, rank, world_size, rank, "host", 100 + rank, "cpu", "2.13.0", os.urandom(8).hex(), NO_STAGE
     )
+    watch = SimpleNamespace(where=progress, on_abort=on_abort, on_stay=lambda seconds: None, on_tune=on_tune)
+    return Link(connection, hello, watch, source)
 
 
 class Rank:

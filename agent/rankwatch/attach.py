@@ -20,7 +20,7 @@ STARTUP = Path(__file__).parent / "zero_code" / "startup"
 
 USAGE = "usage: torchrun ... -m rankwatch.attach [--rankwatch-config FILE] train.py ARGS (or -m MODULE ARGS)"
 
-OPTION = "--rankwatch-config"
+OPTIONS = ("--rankwatch-config", "--rankwatch_config")
 
 _OF_LAUNCHERS = ("--local-rank", "--local_rank")
 """Options that torch.distributed.launch and DeepSpeed's launcher put before the script's arguments. They are the script's."""
@@ -77,12 +77,12 @@ def _parse(given: Sequence[str]) -> tuple[str | None, list[str]]:
         option, equals, value = rest.pop(0).partition("=")
         if option in _OF_LAUNCHERS and equals:
             passed.append(f"{option}={value}")
-            continue
-        if option not in (OPTION, OPTION.replace("-", "_").replace("__", "--", 1)):
+        elif option not in OPTIONS:
             raise UsageError(f"{option} is no option of rankwatch.attach; {USAGE}")
-        if not equals and not rest:
+        elif not equals and not rest:
             raise UsageError(f"{option} needs a file; {USAGE}")
-        config = value if equals else rest.pop(0)
+        else:
+            config = value if equals else rest.pop(0)
     if not rest or rest == ["-m"]:
         raise UsageError(f"nothing to start; {USAGE}")
     script = 1 if rest[0] != "-m" else 2

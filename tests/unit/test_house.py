@@ -38,7 +38,7 @@ MONITOR_MAY_IMPORT = {
 """Beside ``rankwatch.shared``: the only parts of the agent that the monitor imports. None of them needs torch."""
 
 DOCTOR = [
-    *("result", "bandwidth", "time_limit", "doctor_options", "placement", "checks.pairs", "checks.compare", "checks.clock"),
+    *("result", "wording", "time_limit", "doctor_options", "placement", "checks.pairs", "checks.compare", "checks.clock"),
     *("checks.explain", "quiet", "report", "table", "checks.machine", "checks.reach", "checks.alone", "checks.device"),
     *("checks.groups", "rendezvous", "tasks", "run", "__main__"),
 ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from torch import nn
 
@@ -79,7 +78,6 @@ class DebugUnderflowOverflow(Watch):
             self._sleep()
 
     def _sleep(self) -> None:
-        """Watches nothing."""
         super().__init__(nn.Module(), Config())
         self.close()
 
@@ -98,12 +96,8 @@ def remove_their_detector(model: nn.Module) -> bool:
     theirs = sys.modules.get("transformers.debug_utils")
     if theirs is None:
         return False
-    hooks = [(module, *hook) for module in model.modules() for hook in module._forward_hooks.items()]
-    found = [(module, key) for module, key, hook in hooks if isinstance(_owner(hook), theirs.DebugUnderflowOverflow)]
-    for module, key in found:
-        del module._forward_hooks[key]
+    hooks = [(module._forward_hooks, *hook) for module in model.modules() for hook in module._forward_hooks.items()]
+    found = [one for one in hooks if isinstance(getattr(one[2], "__self__", None), theirs.DebugUnderflowOverflow)]
+    for of_module, key, _ in found:
+        del of_module[key]
     return bool(found)
-
-
-def _owner(hook: Any) -> Any:
-    return getattr(hook, "__self__", None)

@@ -6,15 +6,14 @@ import logging
 import os
 import threading
 import weakref
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import count
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed
 from torch import nn
 
-from ..errors import RankwatchError
 from ..rerun.capsule.gpu_name import gpu_of
 from ..shared.link import connection as connections
 from ..shared.system.identity import Identity, unnamed_job
@@ -26,18 +25,9 @@ from .registry import open_watches
 
 if TYPE_CHECKING:  # imported with the first connection: without a collector, no zmq is needed
     from ..shared.types import messages
-    from ..tell.link import Link
+    from ..tell.link import Link, Linked
 
 log = logging.getLogger(__name__)
-
-
-class Linked(Protocol):
-    """A watch, as far as the thread of its link needs it."""
-
-    def where(self) -> tuple[Moment, str]: ...
-    def on_abort(self, abort: messages.Abort) -> None: ...
-    def on_stay(self, seconds: float) -> None: ...
-    def on_tune(self, tune: messages.Tune) -> None: ...
 
 
 class Speaker:
@@ -73,7 +63,7 @@ class Speaker:
 
     # --- what the link's thread calls ---------------------------------------------------------------------------------
 
-    def progress(self) -> tuple[Moment, str]:
+    def where(self) -> tuple[Moment, str]:
         watch = self._watch()
         return (BEGINNING, "idle") if watch is None else watch.where()
 
@@ -105,8 +95,6 @@ def speaker_for(watch: Linked, model: nn.Module, source: str, who: Identity, sta
     if not why:
         try:
             return _link_to(watch, model, source, who, stage, name)
-        except RankwatchError:
-            raise
         except (OSError, MemoryError, RuntimeError, SystemError) as error:  # of descriptors, memory or threads
             why = repr(error)
     log.warning("rankwatch: %s: no connection to the collector: %s; training goes on without it", name, why)
@@ -122,32 +110,30 @@ def distributed_group() -> tuple[int, int] | None:
 
 
 def _link_to(watch: Linked, model: nn.Module, source: str, who: Identity, stage: int, name: str) -> Speaker:
+    from ..shared.link import wire
+    from ..shared.types import messages
     from ..tell.agreement import start_of
     from ..tell.link import Link
 
-    parameter = next(model.parameters(), None)
+    device = next((parameter.device for parameter in model.parameters()), None)
     connection = connections.read(source)
     fixed = connection.job if connection.for_job_alone else ""
     taken = {other.model_number for other in open_watches()}
     speaker = Speaker(watch, next(number for number in count() if number not in taken))
     start = start_of(who, distributed_group(), fixed or who.job or connection.job or unnamed_job(who))
-    link = speaker.link = Link(
-        connection,
-        replace(who, restart=start.restart),
-        job=fixed or start.job,
-        start=start.id,
-        launch=os.environ.get("RANKWATCH_LAUNCH", ""),
-        model=speaker.model,
-        progress=speaker.progress,
-        on_abort=speaker.on_abort,
-        on_stay=speaker.on_stay,
-        on_tune=speaker.on_tune,
-        device="none" if parameter is None else str(parameter.device),
-        torch_version=torch.__version__,
+    hello = messages.Hello(
+        *wire.VERSION,
+        **asdict(replace(who, job=fixed or start.job, restart=start.restart)),
+        device="none" if device is None else str(device),
+        torch=torch.__version__,
+        incarnation=os.urandom(8).hex(),
         stage=stage,
-        gpu=gpu_of(None if parameter is None else parameter.device),
-        source=source,
+        gpu=gpu_of(device),
+        start=start.id,
+        model=speaker.model,
+        launch=os.environ.get("RANKWATCH_LAUNCH", ""),
     )
+    link = speaker.link = Link(connection, hello, speaker, source)
     speaker.speak_for(watch)
     is_online = link.start()
     seat.take(who)

@@ -26,28 +26,21 @@ class PatternCheck:
         self._every = config.every
         self._first = -1
         self._names: set[str] = set()
-        self._tables: set[str] = set()
         if is_asked and (config.modules or config.ignore):
             self._names = {name for named in named_modules(model).values() for name in named.names}
-            self._say_of_modules(config.modules, class_name(unwrap(model)))
+            _say(describe_unmatched("modules", config.modules, self._names, f"module of {class_name(unwrap(model))}"))
+            if config.modules and len(unmatched(config.modules, self._names)) == len(config.modules):
+                _say(["modules: no pattern matches, so the root alone is watched"])
 
     def take(self, table: FrameTable, summary: BatchSummary) -> None:
         if not self._ignore:
             return
         if self._first >= 0 and summary.batch >= self._first + BATCHES:
             _say(describe_unmatched("ignore", self._ignore, self._names, "module, and no reading of the first batches"))
-            self._ignore, self._names, self._tables = (), set(), set()
+            self._ignore, self._names = (), set()
         elif self._first >= 0 or summary.batch % self._every == 0:
             self._first = summary.batch if self._first < 0 else self._first
-            if table.id in self._tables:
-                return
-            self._tables.add(table.id)
             self._names.update(name for spec in table.specs for row in spec.readings for name in ignorable(spec, row))
-
-    def _say_of_modules(self, patterns: tuple[str, ...], model: str) -> None:
-        _say(describe_unmatched("modules", patterns, self._names, f"module of {model}"))
-        if patterns and len(unmatched(patterns, self._names)) == len(patterns):
-            _say(["modules: no pattern matches, so the root alone is watched"])
 
 
 def _say(lines: list[str]) -> None:

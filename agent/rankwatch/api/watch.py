@@ -93,34 +93,11 @@ def watch(
         ConnectionFileError: a connection file that cannot be used.
         ProtocolError: the collector refuses this rank.
     """
+    options = {name: value for name, value in locals().items() if name != "model"}
     if is_disabled():
         return asleep()
     prepare()
-    return Watch(
-        model,
-        resolve(
-            max_frames_to_save=max_frames_to_save,
-            trace_batch_nums=trace_batch_nums,
-            abort_after_batch_num=abort_after_batch_num,
-            policy=policy,
-            ignore=ignore,
-            check=check,
-            every=every,
-            modules=modules,
-            weights_every=weights_every,
-            fingerprints=fingerprints,
-            gradients=gradients,
-            guard=guard,
-            loss_scale=loss_scale,
-            max_scale_shrinks=max_scale_shrinks,
-            first_batch=first_batch,
-            closeup=closeup,
-            capsule=capsule,
-            capsule_mib=capsule_mib,
-            stop=stop,
-            connection=connection,
-        ),
-    )
+    return Watch(model, resolve(**options))
 
 
 def unwatch(model: nn.Module | PipelineStage) -> bool:

@@ -56,8 +56,9 @@ def _with_torch(
     from .run import Leader, follow
     from .tasks import Setting
 
-    backend = options.backend if options.backend != "auto" else "nccl" if has_nccl() else "gloo"
-    setting = Setting(placement, env, backend, options.check_timeout, log)
+    if options.backend == "auto":
+        options = options._replace(backend="nccl" if has_nccl() else "gloo")
+    setting = Setting(placement, env, options, log)
     who = f"{placement.tag} rank {placement.rank} of {placement.world_size}"
     try:
         rendezvous = Rendezvous(store, env.get("TORCHELASTIC_RESTART_COUNT", "0"), options.timeout)
@@ -67,8 +68,8 @@ def _with_torch(
     try:
         rendezvous.arrive(placement)
         if placement.rank != 0:
-            return follow(setting, rendezvous, options.timeout)
-        leader = Leader(setting, rendezvous, options.timeout, all_pairs=options.all_pairs)
+            return follow(setting, rendezvous)
+        leader = Leader(setting, rendezvous)
         code = _conclude(leader.examine(), options)
         leader.dismiss(code)
         return code

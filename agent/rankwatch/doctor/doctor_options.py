@@ -23,22 +23,12 @@ class DoctorOptions(NamedTuple):
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """The options of ``python -m rankwatch.doctor`` and of ``rankwatch doctor``."""
-    _add(
-        parser,
-        "--timeout",
-        type=seconds,
-        default=30.0,
-        metavar="SECONDS",
-        help="time for all ranks to arrive (default: 30)",
-    )
-    _add(
-        parser,
-        "--check-timeout",
-        type=seconds,
-        default=10.0,
-        metavar="SECONDS",
-        help="time limit of each check (default: 10)",
-    )
+    for name, default, what in (
+        ("--timeout", 30.0, "time for all ranks to arrive"),
+        ("--check-timeout", 10.0, "time limit of each check"),
+    ):
+        text = f"{what} (default: {default:g})"
+        _add(parser, name, type=seconds, default=default, metavar="SECONDS", help=text)
     parser.add_argument(
         "--backend", choices=BACKENDS, default="auto", help="default: nccl where rank 0 has a GPU, else gloo"
     )
@@ -59,9 +49,8 @@ def parse(argv: Sequence[str] | None) -> DoctorOptions:
 
 def as_arguments(values: argparse.Namespace) -> list[str]:
     """The options as arguments for another process."""
-    words = ["--timeout", f"{values.timeout:g}", "--check-timeout", f"{values.check_timeout:g}", "--backend", values.backend]
-    flags = {"--all-pairs": values.all_pairs, "--nccl-debug": values.nccl_debug, "--json": values.json}
-    return [*words, *(flag for flag, is_set in flags.items() if is_set)]
+    named = {f"--{field.replace('_', '-')}": getattr(values, field) for field in DoctorOptions._fields}
+    return [name if value is True else f"{name}={value}" for name, value in named.items() if value is not False]
 
 
 def seconds(text: str) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..errors import UsageError
-from ..shared.system.identity import Identity, identify
+from ..shared.system.identity import identify
 
 LOOPBACK = "127.0.0.1"
 FIRST_PORT, PORTS = 10_000, 20_000
@@ -53,13 +53,13 @@ def find_placement(env: Mapping[str, str]) -> Placement:
     return Placement(who.rank, who.world_size, who.local_rank, who.host, node, who.pid)
 
 
-def find_store(env: Mapping[str, str], who: Identity | Placement) -> StoreAddress:
+def find_store(env: Mapping[str, str], who: Placement) -> StoreAddress:
     """Raises UsageError: the environment names no address."""
     host, port = env.get("MASTER_ADDR", ""), env.get("MASTER_PORT", "")
     if "RANK" not in env and who.world_size == 1:
         return StoreAddress(LOOPBACK, 0, is_opened_here=True)
-    if not host and (nodes := env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST")):
-        host = expand(nodes)[0]
+    if not host and (hosts := hosts_of_job(env)):
+        host = hosts[0]
     if not port and env.get("SLURM_JOB_ID", "").isdecimal():
         port = str(FIRST_PORT + int(env["SLURM_JOB_ID"]) % PORTS)
     if not host or not port.isdecimal():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 
@@ -17,19 +17,17 @@ def quiet(log: Path) -> Iterator[None]:
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    streams = sys.stdout, sys.stderr
-    outer = os.dup(1), os.dup(2)
-    sys.stdout, sys.stderr = (os.fdopen(os.dup(descriptor), "w") for descriptor in outer)
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    for descriptor in (1, 2):
-        os.dup2(file, descriptor)
-    try:
-        yield
-    finally:
-        sys.stdout.close()
-        sys.stderr.close()
-        sys.stdout, sys.stderr = streams
-        for descriptor, before in zip((1, 2), outer, strict=True):
-            os.dup2(before, descriptor)
-            os.close(before)
-        os.close(file)
+    with (
+        open(log, "ab") as file,
+        os.fdopen(os.dup(1), "w") as out,
+        os.fdopen(os.dup(2), "w") as err,
+        redirect_stdout(out),
+        redirect_stderr(err),
+    ):
+        try:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+            yield
+        finally:
+            os.dup2(out.fileno(), 1)
+            os.dup2(err.fileno(), 2)

@@ -55,9 +55,9 @@ class Rendezvous:
         self._put(f"here/{placement.rank}", asdict(placement))
 
     def roll_call(self, world_size: int, timeout: float, on_wait: OnWait) -> dict[int, Placement]:
-        """Waits for all ranks; returns the ranks that arrived."""
-        missing = set(self._missing("here", range(world_size), timeout, on_wait))
-        return {rank: Placement(**self._get(f"here/{rank}")) for rank in range(world_size) if rank not in missing}
+        return {
+            rank: Placement(**body) for rank, body in self._collected("here", range(world_size), timeout, on_wait).items()
+        }
 
     def order(self, number: int, body: dict[str, Any]) -> None:
         self._put(f"order/{number}", body)
@@ -70,28 +70,27 @@ class Rendezvous:
         self._put(f"answer/{number}/{rank}", body)
 
     def answers(self, number: int, ranks: Sequence[int], timeout: float, on_wait: OnWait) -> dict[int, Any]:
-        """The answers of the ranks that answered in time."""
-        silent = set(self._missing(f"answer/{number}", ranks, timeout, on_wait))
-        return {rank: self._get(f"answer/{number}/{rank}") for rank in ranks if rank not in silent}
+        return self._collected(f"answer/{number}", ranks, timeout, on_wait)
 
     def leave(self, rank: int) -> None:
         self._put(f"left/{rank}", {})
 
     def wait_for_all_to_leave(self, ranks: Iterable[int]) -> None:
-        self._missing("left", list(ranks), FAREWELL, lambda missing: None)
+        self._collected("left", list(ranks), FAREWELL, lambda missing: None)
 
-    def _missing(self, what: str, ranks: Sequence[int], timeout: float, on_wait: OnWait) -> list[int]:
-        """The ranks whose key is not in the store in time."""
+    def _collected(self, what: str, ranks: Sequence[int], timeout: float, on_wait: OnWait) -> dict[int, Any]:
+        """What the ranks wrote under this key, of those that did so in time."""
         missing, deadline = list(ranks), time.monotonic() + timeout
         while missing and (left := deadline - time.monotonic()) > 0:
             try:
                 self._store.wait([f"{what}/{rank}" for rank in missing], timedelta(seconds=min(left, SAY_EVERY)))
-                return []
+                missing = []
             except RuntimeError:  # one of them is late; where the store itself is gone, the next line raises
                 missing = [rank for rank in missing if not self._store.check([f"{what}/{rank}"])]
             if missing and left > SAY_EVERY:
                 on_wait(missing)
-        return missing
+        late = set(missing)
+        return {rank: self._get(f"{what}/{rank}") for rank in ranks if rank not in late}
 
     def _put(self, key: str, body: dict[str, Any]) -> None:
         self._store.set(key, json.dumps(body))

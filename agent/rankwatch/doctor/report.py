@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 from ..shared.words.text import name_spans
-from .bandwidth import describe_bandwidth
-from .checks.pairs import Blame, Pair, slow_pairs
+from .checks.pairs import Blame, Pair, blame, slow_pairs
 from .placement import Placement
 from .result import CheckResult, CheckState, fail, ok, skip, warn
 from .time_limit import NO_ANSWER
+from .wording import count, describe_bandwidth
 
 MOST_HOSTS = 16
 """Hosts that a result lists."""
@@ -33,35 +34,60 @@ class ReportRow(NamedTuple):
     result: CheckResult
 
 
-@dataclass(frozen=True, slots=True)
-class PairResult:
-    """The test of a pair. ``left`` and ``right`` are units. The figures are None where it failed."""
+class PairResult(NamedTuple):
+    """The test of a pair of units. Where it passed, ``result`` has the figures ``round_trip`` and ``bandwidth``."""
 
     round: int
-    left: int
-    right: int
-    found: str
-    round_trip: float | None
-    bandwidth: float | None
+    pair: Pair
+    result: CheckResult
 
 
 @dataclass
 class DoctorReport:
-    """``placements``: the ranks that arrived. ``missing``: the ranks that did not."""
+    """``placements``: the ranks that arrived; ``missing``: those that did not."""
 
     world_size: int
     backend: str
     placements: dict[int, Placement] = field(default_factory=dict)
-    missing: list[int] = field(default_factory=list)
-    units: list[Unit] = field(default_factory=list)
     rows: list[ReportRow] = field(default_factory=list)
     pair_results: list[PairResult] = field(default_factory=list)
-    blame: Blame = field(default_factory=Blame)
     versions: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
 
     def add(self, ranks: Iterable[int], *results: CheckResult) -> None:
         self.rows += [ReportRow(tuple(ranks), result) for result in results]
+
+    @property
+    def missing(self) -> list[int]:
+        return [rank for rank in range(self.world_size) if rank not in self.placements]
+
+    @cached_property
+    def nodes(self) -> dict[str, list[int]]:
+        """The ranks of each node, once all have arrived that will."""
+        nodes: dict[str, list[int]] = defaultdict(list)
+        for rank, placement in sorted(self.placements.items()):
+            nodes[placement.node].append(rank)
+        return nodes
+
+    @cached_property
+    def units(self) -> list[Unit]:
+        """The nodes, or the ranks where there is only one node."""
+        if len(self.nodes) == 1:
+            return [Unit(f"rank {rank}", rank, (rank,)) for rank in sorted(self.placements)]
+        hosts = [self.placements[ranks[0]].host for ranks in self.nodes.values()]
+        return [
+            Unit(host if hosts.count(host) == 1 else f"node {node} ({host})", ranks[0], tuple(ranks))
+            for host, (node, ranks) in zip(hosts, self.nodes.items(), strict=True)
+        ]
+
+    @property
+    def outcomes(self) -> dict[Pair, bool]:
+        """Whether each pair passed that was tested."""
+        return {one.pair: one.result.state is not CheckState.FAIL for one in self.pair_results}
+
+    @property
+    def blame(self) -> Blame:
+        return blame(self.outcomes)
 
     @property
     def failed(self) -> list[CheckResult]:
@@ -73,66 +99,50 @@ class DoctorReport:
         return sorted(failed, key=lambda result: result.found.startswith(NO_ANSWER))
 
     def took_part(self, rank: int) -> bool:
-        """Whether the rank passed an all_reduce."""
-        passed = (row for row in self.rows if row.result.state is CheckState.OK)
-        return any(rank in row.ranks and row.result.check == "all_reduce" for row in passed)
+        passed = (row for row in self.rows if (row.result.check, row.result.state) == ("all_reduce", CheckState.OK))
+        return any(rank in row.ranks for row in passed)
 
 
-def units_of(placements: Mapping[int, Placement]) -> list[Unit]:
-    """The nodes, or the ranks where there is only one node."""
-    by_node: dict[str, list[Placement]] = defaultdict(list)
-    for rank in sorted(placements):
-        by_node[placements[rank].node].append(placements[rank])
-    if len(by_node) == 1:
-        return [Unit(f"rank {rank}", rank, (rank,)) for rank in sorted(placements)]
-    hosts = [of_node[0].host for of_node in by_node.values()]
-    units = []
-    for node, of_node in by_node.items():
-        host = of_node[0].host
-        name = host if hosts.count(host) == 1 else f"node {node} ({host})"
-        units.append(Unit(name, of_node[0].rank, tuple(placement.rank for placement in of_node)))
-    return units
-
-
-def judge_attendance(
-    world_size: int, placements: Mapping[int, Placement], missing: list[int], hosts: list[str], where: str, seconds: float
-) -> CheckResult:
+def judge_attendance(report: DoctorReport, hosts: list[str], where: str, seconds: float) -> CheckResult:
     """The result of the rendezvous. ``hosts``: the job's hosts, where they are known."""
+    missing = report.missing
     if not missing:
-        return ok("rendezvous", f"{world_size} rank{'' if world_size == 1 else 's'} at {where}", seconds=seconds)
-    came = ", ".join(f"{host} ({name_spans(ranks, most=None)})" for host, ranks in _by_host(placements))
-    absent = [host for host in hosts if host not in {placement.host.partition(".")[0] for placement in placements.values()}]
+        return ok("rendezvous", f"{count(report.world_size, 'rank')} at {where}", seconds=seconds)
+    by_host: dict[str, list[int]] = defaultdict(list)
+    for rank, placement in report.placements.items():
+        by_host[placement.host].append(rank)
+    came = ", ".join(f"{host} ({name_spans(ranks, most=None)})" for host, ranks in list(by_host.items())[:MOST_HOSTS])
+    absent = [host for host in hosts if host not in {host.partition(".")[0] for host in by_host}]
     of_host = f"; nobody from {', '.join(absent)}" if absent else ""
     return fail(
         "rendezvous",
-        f"{name_spans(missing, most=None)} of {world_size} did not come to {where} within {seconds:g} s{of_host}; "
+        f"{name_spans(missing, most=None)} of {report.world_size} did not come to {where} within {seconds:g} s{of_host}; "
         f"here are {came}",
         "look at their own output: did they start, can their host resolve and reach that address? "
         "If they are only slow to start, raise --timeout",
     )
 
 
-def judge_pairs(report: DoctorReport, blamed: Blame, outcomes: Mapping[Pair, bool]) -> None:
+def judge_pairs(report: DoctorReport) -> None:
     """Adds who is to blame for the pairs that failed, and the pairs that are slow."""
     units = report.units
     if len(units) < 2:
         report.add(report.placements, skip("pairs", "a single rank: nobody to meet"))
         return
-    why = {(result.left, result.right): result.found for result in report.pair_results}
-    report.blame = blamed
-    for unit in blamed.units:
-        failed = [pair for pair in outcomes if unit in pair]
+    why = {one.pair: one.result.found for one in report.pair_results}
+    for unit in report.blame.units:
+        failed = [pair for pair in why if unit in pair]
         partners = " and ".join(units[left if right == unit else right].name for left, right in failed)
         found = f"{units[unit].name} speaks with none it met, {partners}: {why[failed[0]]}"
         on_it = _interface_advice(report, units[unit].ranks) or _PORTS
         report.add(units[unit].ranks, fail("pairs", found, f"start without {units[unit].name} meanwhile; on it: {on_it}"))
-    _judge_failed_pairs(report, blamed, any(outcomes.values()), why)
+    _judge_failed_pairs(report, why)
     _judge_bandwidth(report)
 
 
-def _judge_failed_pairs(report: DoctorReport, blamed: Blame, is_any_well: bool, why: Mapping[Pair, str]) -> None:
-    units = report.units
-    if len(blamed.unclear) > 1 and not is_any_well:
+def _judge_failed_pairs(report: DoctorReport, why: Mapping[Pair, str]) -> None:
+    units, blamed = report.units, report.blame
+    if len(blamed.unclear) > 1 and not any(report.outcomes.values()):
         everybody = [unit.leader for unit in units]
         found = f"none of {len(blamed.unclear)} pairs speak with each other: {why[blamed.unclear[0]]}"
         report.add(everybody, fail("pairs", found, _interface_advice(report, everybody) or _PORTS))
@@ -161,10 +171,10 @@ _PORTS = (
 
 
 def _judge_bandwidth(report: DoctorReport) -> None:
-    measured = {(result.left, result.right): result for result in report.pair_results if result.bandwidth is not None}
+    measured = {one.pair: one.result.figures for one in report.pair_results if one.result.figures}
     if not measured:
         return
-    bandwidth = {pair: result.bandwidth or 0.0 for pair, result in measured.items()}
+    bandwidth = {pair: figures["bandwidth"] for pair, figures in measured.items()}
     for pair in slow_pairs(bandwidth):
         left, right = (report.units[unit] for unit in pair)
         found = f"{left.name} and {right.name} are slow: {describe_bandwidth(bandwidth[pair])}, the others' median is "
@@ -172,17 +182,8 @@ def _judge_bandwidth(report: DoctorReport) -> None:
         found += describe_bandwidth(others[len(others) // 2])
         advice = "ethtool (speed, errors) on both; is it the interface you meant? other traffic on it?"
         report.add((left.leader, right.leader), warn("pairs", found, advice))
-    trips = [result.round_trip or 0.0 for result in measured.values()]
-    slowest = min(bandwidth.values())
-    count = f"{len(measured)} pair{'' if len(measured) == 1 else 's'} well"
-    found = f"{count}: round trip at most {1e3 * max(trips):.2f} ms, bandwidth at least {describe_bandwidth(slowest)}"
+    trip = 1e3 * max(figures["round_trip"] for figures in measured.values())
+    slowest = describe_bandwidth(min(bandwidth.values()))
+    found = f"{count(len(measured), 'pair')} well: round trip at most {trip:.2f} ms, bandwidth at least {slowest}"
     spoke = sorted({report.units[unit].leader for pair in measured for unit in pair})
     report.add(spoke, ok("pairs", found))
-
-
-def _by_host(placements: Mapping[int, Placement]) -> list[tuple[str, list[int]]]:
-    """The first hosts with their ranks."""
-    by_host: dict[str, list[int]] = defaultdict(list)
-    for rank, placement in placements.items():
-        by_host[placement.host].append(rank)
-    return list(by_host.items())[:MOST_HOSTS]

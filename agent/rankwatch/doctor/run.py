@@ -10,49 +10,41 @@ from typing import Any
 from ..shared.words.text import name_spans
 from ..tell.abort import say
 from .checks.compare import compare
-from .checks.pairs import Pair, Wave, blame, first_round, remaining, second_round, without_blamed
+from .checks.pairs import Wave, first_round, remaining, second_round, without_blamed
 from .placement import hosts_of_job
 from .rendezvous import Rendezvous
-from .report import DoctorReport, PairResult, judge_attendance, judge_pairs, units_of
+from .report import DoctorReport, PairResult, judge_attendance, judge_pairs
 from .result import CheckResult, CheckState, fail, skip
-from .tasks import Setting, perform, serve_clock
+from .tasks import TASKS, Setting, perform, serve_clock
 from .time_limit import NO_ANSWER, Watchdog, Work, bounded
 
 MARGIN = 2.0
 """Seconds that an answer may take beyond the time limits of its checks."""
 LAST_MARGIN = 20.0
 """Seconds beyond all time limits after which the process is ended by force."""
-STEPS = {"self": 2, "clock": 1, "pair": 2, "collectives": 5, "nccl log": 1}
-"""For each order, how many time limits of a check rank 0 waits for the answers."""
 ALL_PAIRS = 8
 """Up to this number of nodes every pair is tested; with more, only the pairs of two rounds, unless --all-pairs is given."""
 
 
 class Leader:
-    """Rank 0's part.
+    """Rank 0's part."""
 
-    Args:
-        patience: seconds to wait for ranks to arrive.
-    """
-
-    def __init__(self, setting: Setting, rendezvous: Rendezvous, patience: float, *, all_pairs: bool) -> None:
+    def __init__(self, setting: Setting, rendezvous: Rendezvous) -> None:
         self._setting = setting
         self._rendezvous = rendezvous
-        self._patience = patience
-        self._all_pairs = all_pairs
         self._orders = 0
         self._silent: set[int] = set()
         """Ranks that did not answer an order; they are not waited for again."""
         self._watchdog = Watchdog(setting.placement.tag)
-        self.report = DoctorReport(setting.placement.world_size, setting.backend)
+        self.report = DoctorReport(setting.placement.world_size, setting.options.backend)
 
     def examine(self) -> DoctorReport:
         began = time.monotonic()
         self._roll_call()
         self._check_each()
         self._compare_clocks()
-        outcomes = self._test_pairs()
-        self._try_collectives(without_blamed(len(self.report.units), blame(outcomes)))
+        self._test_pairs()
+        self._try_collectives(without_blamed(len(self.report.units), self.report.blame))
         if self._setting.nccl_log is not None:
             self._order("nccl log", self.report.placements)
         self.report.seconds = time.monotonic() - began
@@ -65,29 +57,21 @@ class Leader:
         self._rendezvous.wait_for_all_to_leave(set(self.report.placements) - self._silent)
 
     def _roll_call(self) -> None:
-        began = time.monotonic()
-        self._watchdog.renew(self._patience + LAST_MARGIN, "waiting for all to come")
+        began, patience = time.monotonic(), self._setting.options.timeout
+        self._watchdog.renew(patience + LAST_MARGIN, "waiting for all to come")
         size = self.report.world_size
-        placements = self._rendezvous.roll_call(size, self._patience, partial(_say_waiting, f"to come, of {size}"))
         report, where = self.report, ":".join(map(str, self._rendezvous.address))
-        report.placements = placements
-        report.missing = [rank for rank in range(size) if rank not in placements]
-        report.units = units_of(placements)
-        took = self._patience if report.missing else time.monotonic() - began
-        hosts = hosts_of_job(self._setting.env)
-        attendance = judge_attendance(size, placements, report.missing, hosts, where, took)
+        say_waiting = partial(_say_waiting, f"to come, of {size}")
+        report.placements = self._rendezvous.roll_call(size, patience, say_waiting)
+        took = patience if report.missing else time.monotonic() - began
+        attendance = judge_attendance(report, hosts_of_job(self._setting.env), where, took)
         # The ranks that arrived are not to blame for the missing ones.
-        report.add(() if report.missing else placements, attendance)
+        report.add(() if report.missing else report.placements, attendance)
 
     def _check_each(self) -> None:
         report = self.report
-        nodes = [placement.node for placement in report.placements.values()]
-        order: dict[str, Any] = {
-            "nodes": len(set(nodes)),
-            "local_ranks": {node: nodes.count(node) for node in nodes},
-            "leaders": self._leaders,
-        }
-        facts = self._order("self", report.placements, **order)
+        answers = self._order("self", report.placements, nodes=report.nodes)
+        facts = {rank: answer["facts"] for rank, answer in answers.items() if "facts" in answer}
         versions = {rank: of["versions"] for rank, of in facts.items()}
         report.versions = versions.get(0, {})
         same_image = "the same image or environment on all nodes"
@@ -97,34 +81,30 @@ class Leader:
         report.add(report.placements, *compare("environment", environments, is_fatal=False, advice=advice))
 
     def _compare_clocks(self) -> None:
-        own = self._setting.placement.node
-        others = [rank for rank in self._leaders if self.report.placements[rank].node != own and rank not in self._silent]
+        own, nodes = self._setting.placement.node, self.report.nodes
+        others = [ranks[0] for node, ranks in nodes.items() if node != own and ranks[0] not in self._silent]
         if not others:
             self.report.add([self._setting.placement.rank], skip("clock", "no other node to compare with"))
             return
         self._order("clock", others, beside=lambda: serve_clock(self._rendezvous, others))
 
-    def _test_pairs(self) -> dict[Pair, bool]:
-        """Runs the rounds of pairs; returns whether each pair passed."""
-        units, outcomes = len(self.report.units), dict[Pair, bool]()
-        self._run_waves(1, first_round(units), outcomes)
-        self._run_waves(2, second_round(units, outcomes), outcomes)
-        if self._all_pairs or units <= ALL_PAIRS:
-            self._run_waves(3, remaining(units, outcomes), outcomes)
-        judge_pairs(self.report, blame(outcomes), outcomes)
-        return outcomes
+    def _test_pairs(self) -> None:
+        units = len(self.report.units)
+        self._run_waves(1, first_round(units))
+        self._run_waves(2, second_round(units, self.report.outcomes))
+        if self._setting.options.all_pairs or units <= ALL_PAIRS:
+            self._run_waves(3, remaining(units, self.report.outcomes))
+        judge_pairs(self.report)
 
-    def _run_waves(self, number: int, waves: list[Wave], outcomes: dict[Pair, bool]) -> None:
+    def _run_waves(self, number: int, waves: list[Wave]) -> None:
         leader = [unit.leader for unit in self.report.units]
         for count, wave in enumerate(waves):
             pairs = [[leader[left], leader[right]] for left, right in wave]
             ranks = [rank for pair in pairs if not self._silent & set(pair) for rank in pair]
             answers = self._send("pair", ranks, pairs=pairs, name=f"pair/{number}.{count}")
-            for left, right in wave:
-                sides = [_results(answers, leader[unit])[0] for unit in (left, right)]
-                result = _pair_result(number, left, right, sides)
-                self.report.pair_results.append(result)
-                outcomes[left, right] = result.bandwidth is not None
+            for pair in wave:
+                sides = [_results(answers[leader[unit]])[0] for unit in pair if leader[unit] in answers]
+                self.report.pair_results.append(PairResult(number, pair, _of_pair(sides)))
 
     def _try_collectives(self, units: list[int]) -> None:
         """Over all units that can train together. Where that fails, over each node alone, to find the node."""
@@ -146,32 +126,24 @@ class Leader:
         self._order("collectives", ranks, groups=groups, leaders=leaders, name=f"collectives{scope}", scope=scope)
         return all(row.result.state is not CheckState.FAIL for row in self.report.rows[before:])
 
-    @property
-    def _leaders(self) -> list[int]:
-        """The first rank of each node."""
-        first: dict[str, int] = {}
-        for rank, placement in sorted(self.report.placements.items()):
-            first.setdefault(placement.node, rank)
-        return list(first.values())
-
     def _order(self, check: str, ranks: Iterable[int], beside: Work | None = None, **more: Any) -> dict[int, Any]:
-        """Sends an order and adds the results to the report; returns the facts by rank."""
+        """Sends an order and adds the results to the report; returns the answers by rank."""
         answers = self._send(check, ranks, beside, **more)
-        for rank in answers:
-            self.report.add([rank], *_results(answers, rank))
-        return {rank: answer["facts"] for rank, answer in answers.items() if answer.get("facts")}
+        for rank, answer in answers.items():
+            self.report.add([rank], *_results(answer))
+        return answers
 
     def _send(self, check: str, ranks: Iterable[int], beside: Work | None = None, **more: Any) -> dict[int, Any]:
         """Sends an order, does ``beside`` and rank 0's own part meanwhile, and waits; returns the answers by rank."""
         ranks = sorted(ranks)
-        order = {"check": check, "ranks": ranks, "backend": self._setting.backend, **more}
+        order = {"check": check, "ranks": ranks, "backend": self._setting.options.backend, **more}
         number, self._orders = self._orders, self._orders + 1
         self._rendezvous.order(number, order)
         setting = self._setting
-        limit = STEPS[check] * setting.timeout + MARGIN
+        limit = TASKS[check].limits * setting.options.check_timeout + MARGIN
         self._watchdog.renew(2 * limit + LAST_MARGIN, check)
         began = time.monotonic()
-        if beside is not None and bounded(check, beside, setting.timeout).state is CheckState.FAIL:
+        if beside is not None and bounded(check, beside, setting.options.check_timeout).state is CheckState.FAIL:
             self._rendezvous.abandon_check_connection()
         if setting.placement.rank in ranks:
             self._rendezvous.answer(number, setting.placement.rank, perform(order, setting, self._rendezvous))
@@ -184,7 +156,7 @@ class Leader:
         return answers | {rank: {"results": [result.to_json()]} for rank in silent}
 
 
-def follow(setting: Setting, rendezvous: Rendezvous, patience: float) -> int:
+def follow(setting: Setting, rendezvous: Rendezvous) -> int:
     """The part of the other ranks: follows orders until the last one; returns the exit code.
 
     Raises:
@@ -192,7 +164,8 @@ def follow(setting: Setting, rendezvous: Rendezvous, patience: float) -> int:
     """
     number, rank = 0, setting.placement.rank
     watchdog = Watchdog(setting.placement.tag)
-    longest = patience + (max(STEPS.values()) + 1) * setting.timeout + 2 * MARGIN
+    limits = max(task.limits for task in TASKS.values()) + 1
+    longest = setting.options.timeout + limits * setting.options.check_timeout + 2 * MARGIN
     while True:
         watchdog.renew(2 * longest + LAST_MARGIN, f"order {number} of rank 0")
         order = rendezvous.next_order(number, longest)
@@ -204,20 +177,15 @@ def follow(setting: Setting, rendezvous: Rendezvous, patience: float) -> int:
         number += 1
 
 
-def _results(answers: Mapping[int, Any], rank: int) -> list[CheckResult]:
-    if rank not in answers:  # not asked, because its partner does not answer any more, or it does not itself
-        return [fail("rank", "one of them does not answer any more")]
-    return [CheckResult.from_json(body) for body in answers[rank]["results"]]
+def _results(answer: Mapping[str, Any]) -> list[CheckResult]:
+    return [CheckResult.from_json(body) for body in answer["results"]]
 
 
-def _pair_result(number: int, left: int, right: int, sides: list[CheckResult]) -> PairResult:
-    failed = sorted(
-        (side.found for side in sides if side.state is CheckState.FAIL), key=lambda found: found.startswith(NO_ANSWER)
-    )
-    if failed:
-        return PairResult(number, left, right, failed[0], None, None)
-    figures = sides[0].figures
-    return PairResult(number, left, right, sides[0].found, figures["round_trip"], figures["bandwidth"])
+def _of_pair(sides: list[CheckResult]) -> CheckResult:
+    """The result of a pair: of the sides that failed, one that says why; else what the first one measured."""
+    if not sides:  # not asked, because one of them did not answer before
+        return fail("rank", "one of them does not answer any more")
+    return min(sides, key=lambda side: (side.state is not CheckState.FAIL, side.found.startswith(NO_ANSWER)))
 
 
 def _say_waiting(what: str, missing: list[int]) -> None:

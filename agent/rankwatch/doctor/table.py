@@ -7,10 +7,10 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from ..shared.words.text import name_spans
-from .bandwidth import describe_bandwidth
 from .checks.compare import VERSIONS
 from .report import DoctorReport, ReportRow
 from .result import SEVERITY, CheckResult, CheckState
+from .wording import count, describe_bandwidth
 
 LONGEST_LIST = 16
 """Pairs that are listed; of more pairs, the slowest."""
@@ -32,7 +32,7 @@ def render(report: DoctorReport) -> str:
 
 
 def to_json(report: DoctorReport) -> str:
-    units = report.units
+    units, blamed = report.units, report.blame
     body = {
         "ok": not report.failed,
         "seconds": round(report.seconds, 3),
@@ -54,21 +54,21 @@ def to_json(report: DoctorReport) -> str:
         "checks": [{**row.result.to_json(), "ranks": list(row.ranks)} for row in _merged(report.rows)],
         "pairs": [
             {
-                "round": pair.round,
-                "left": units[pair.left].name,
-                "right": units[pair.right].name,
-                "ranks": [units[pair.left].leader, units[pair.right].leader],
-                "ok": pair.bandwidth is not None,
-                "found": pair.found,
-                "round_trip_seconds": pair.round_trip,
-                "bytes_per_second": pair.bandwidth,
+                "round": number,
+                "left": units[pair[0]].name,
+                "right": units[pair[1]].name,
+                "ranks": [units[unit].leader for unit in pair],
+                "ok": result.state is not CheckState.FAIL,
+                "found": result.found,
+                "round_trip_seconds": result.figures.get("round_trip"),
+                "bytes_per_second": result.figures.get("bandwidth"),
             }
-            for pair in report.pair_results
+            for number, pair, result in report.pair_results
         ],
         "to_blame": {
-            "units": [units[unit].name for unit in report.blame.units],
-            "pairs": [[units[unit].name for unit in pair] for pair in report.blame.pairs],
-            "unclear_pairs": [[units[unit].name for unit in pair] for pair in report.blame.unclear],
+            "units": [units[unit].name for unit in blamed.units],
+            "pairs": [[units[unit].name for unit in pair] for pair in blamed.pairs],
+            "unclear_pairs": [[units[unit].name for unit in pair] for pair in blamed.unclear],
         },
     }
     return json.dumps(body, indent=2) + "\n"
@@ -125,15 +125,16 @@ def _merged(rows: Iterable[ReportRow]) -> list[ReportRow]:
 
 def _pairs(report: DoctorReport) -> list[str]:
     """The slowest pairs. Pairs that failed are in the table."""
-    measured = sorted((pair for pair in report.pair_results if pair.bandwidth), key=lambda pair: pair.bandwidth or 0.0)
+    measured = [(one.pair, one.result.figures) for one in report.pair_results if one.result.figures]
     if not measured:
         return []
+    measured.sort(key=lambda one: one[1]["bandwidth"])
     more = f" (the slowest {LONGEST_LIST} of {len(measured)})" if len(measured) > LONGEST_LIST else ""
-    names = [f"{report.units[pair.left].name} - {report.units[pair.right].name}" for pair in measured[:LONGEST_LIST]]
-    width = max(map(len, names))
+    shown = [(" - ".join(report.units[unit].name for unit in pair), figures) for pair, figures in measured[:LONGEST_LIST]]
+    width = max(len(name) for name, _ in shown)
     lines = [
-        f"  {name.ljust(width)}  {1e3 * (pair.round_trip or 0):8.2f} ms  {describe_bandwidth(pair.bandwidth or 0):>12}"
-        for name, pair in zip(names, measured, strict=False)
+        f"  {name.ljust(width)}  {1e3 * figures['round_trip']:8.2f} ms  {describe_bandwidth(figures['bandwidth']):>12}"
+        for name, figures in shown
     ]
     return ["", f"pairs, round trip and bandwidth{more}", *lines]
 
@@ -152,13 +153,8 @@ def _remedies(report: DoctorReport) -> list[str]:
 
 def _summary(report: DoctorReport) -> str:
     states = [row.result.state for row in _merged(report.rows)]
-    nodes = len({placement.node for placement in report.placements.values()})
-    tried = f"{len(report.placements)} of {report.world_size} ranks" if report.missing else _count(report.world_size, "rank")
+    tried = f"{len(report.placements)} of {report.world_size} ranks" if report.missing else count(report.world_size, "rank")
     kinds = ((CheckState.FAIL, "failure"), (CheckState.WARN, "warning"))
-    counts = [_count(states.count(state), name) for state, name in kinds if state in states]
+    counts = [count(states.count(state), name) for state, name in kinds if state in states]
     verdict = ", ".join(counts) or "all is well"
-    return f"rankwatch doctor: {verdict}; {tried} on {_count(nodes, 'node')}, {report.backend}, {report.seconds:.1f} s"
-
-
-def _count(number: int, name: str) -> str:
-    return f"{number} {name}{'' if number == 1 else 's'}"
+    return f"rankwatch doctor: {verdict}; {tried} on {count(len(report.nodes), 'node')}, {report.backend}, {report.seconds:.1f} s"

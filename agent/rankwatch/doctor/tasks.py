@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from torch.distributed import Store  # type: ignore[attr-defined]
 
@@ -14,10 +14,12 @@ from .checks import device, explain, machine, reach
 from .checks.clock import QUESTIONS, Stamps, judge
 from .checks.compare import environment_of
 from .checks.groups import Group, measure_pair, timed
+from .doctor_options import DoctorOptions
 from .placement import Placement
 from .rendezvous import Rendezvous
 from .result import CheckResult, CheckState, skip
 from .time_limit import Work, bounded, in_turn
+from .wording import count
 
 ABORT_TIMEOUT = 1.0
 BANDWIDTH_SHARE = 0.25
@@ -29,50 +31,45 @@ _failed: list[Group] = []
 
 
 class Setting(NamedTuple):
-    """What all checks need. ``env`` is the environment with which the rank was started."""
+    """What all checks need. ``env``: with which the rank was started. ``options``: with the backend that this rank would take."""
 
     placement: Placement
     env: Mapping[str, str]
-    backend: str
-    timeout: float
+    options: DoctorOptions
     nccl_log: Path | None
 
 
-def perform(order: Mapping[str, Any], setting: Setting, rendezvous: Rendezvous) -> dict[str, Any]:
+Order: TypeAlias = Mapping[str, Any]
+"""What rank 0 asks for: ``check``, a name among TASKS, ``ranks``, ``backend``, and what that check needs."""
+
+
+def perform(order: Order, setting: Setting, rendezvous: Rendezvous) -> dict[str, Any]:
     """Runs the checks of an order; returns the answer."""
-    facts: dict[str, dict[str, str]] = {}
+    results = TASKS[order["check"]].run(order, setting, rendezvous)
+    answer: dict[str, Any] = {"results": [result.to_json() for result in results]}
     if order["check"] == "self":
-        results = _check_self(order, setting, rendezvous)
-        facts = {"versions": device.versions(), "environment": environment_of(setting.env)}
-    elif order["check"] == "clock":
-        results = [bounded("clock", partial(_ask_clock, rendezvous, setting.placement.rank), setting.timeout)]
-    elif order["check"] == "pair":
-        results = [_test_pair(order, setting, rendezvous)]
-    elif order["check"] == "collectives":
-        results = _collectives(order, setting, rendezvous)
-    else:
-        results = _read_nccl_log(setting.nccl_log)
-    if order["check"] != "self" and any(result.state is CheckState.FAIL for result in results):
+        answer["facts"] = {"versions": device.versions(), "environment": environment_of(setting.env)}
+    elif any(result.state is CheckState.FAIL for result in results):
         rendezvous.abandon_check_connection()
-    return {"results": [result.to_json() for result in results], "facts": facts}
+    return answer
 
 
-def _check_self(order: Mapping[str, Any], setting: Setting, rendezvous: Rendezvous) -> list[CheckResult]:
+def _check_self(order: Order, setting: Setting, rendezvous: Rendezvous) -> list[CheckResult]:
     """The checks that need no other rank. The first rank of each node also checks the node."""
     placement, backend = setting.placement, order["backend"]
-    mine = order["local_ranks"][placement.node]
+    here, timeout = order["nodes"][placement.node], setting.options.check_timeout
     steps: list[tuple[str, Work]] = [
-        ("gpu", partial(device.gpu, backend, placement.local_rank, mine)),
+        ("gpu", partial(device.gpu, backend, placement.local_rank, len(here))),
         ("open files", machine.open_files),
     ]
-    if placement.rank in order["leaders"]:
+    if placement.rank == here[0]:
         steps += [
-            ("shared memory", partial(machine.shared_memory, mine)),
+            ("shared memory", partial(machine.shared_memory, len(here))),
             ("name service", partial(machine.name_service, rendezvous.address)),
-            ("interface", partial(machine.interface, rendezvous.address, order["nodes"], backend, setting.env)),
-            ("collector", partial(reach.collector, setting.env.get("RANKWATCH_CONNECTION", ""), setting.timeout / 2)),
+            ("interface", partial(machine.interface, rendezvous.address, len(order["nodes"]), backend, setting.env)),
+            ("collector", partial(reach.collector, setting.env.get("RANKWATCH_CONNECTION", ""), timeout / 2)),
         ]
-    return [bounded(check, work, setting.timeout) for check, work in steps]
+    return [bounded(check, work, timeout) for check, work in steps]
 
 
 def serve_clock(rendezvous: Rendezvous, ranks: list[int]) -> CheckResult:
@@ -86,18 +83,23 @@ def serve_clock(rendezvous: Rendezvous, ranks: list[int]) -> CheckResult:
     return skip("clock", "")
 
 
-def _ask_clock(rendezvous: Rendezvous, rank: int) -> CheckResult:
-    store = rendezvous.store_for("clock")
-    stamps = []
-    for number in range(QUESTIONS):
-        asked = time.time()
-        store.set(f"{rank}/{number}/asked", "")
-        heard, answered = map(float, store.get(f"{rank}/{number}/answer").split())
-        stamps.append(Stamps(asked, heard, answered, time.time()))
-    return judge(stamps)
+def _ask_clock(order: Order, setting: Setting, rendezvous: Rendezvous) -> list[CheckResult]:
+    rank = setting.placement.rank
+
+    def work() -> CheckResult:
+        store = rendezvous.store_for("clock")
+        stamps = []
+        for number in range(QUESTIONS):
+            asked = time.time()
+            store.set(f"{rank}/{number}/asked", "")
+            heard, answered = map(float, store.get(f"{rank}/{number}/answer").split())
+            stamps.append(Stamps(asked, heard, answered, time.time()))
+        return judge(stamps)
+
+    return [bounded("clock", work, setting.options.check_timeout)]
 
 
-def _test_pair(order: Mapping[str, Any], setting: Setting, rendezvous: Rendezvous) -> CheckResult:
+def _test_pair(order: Order, setting: Setting, rendezvous: Rendezvous) -> list[CheckResult]:
     rank = setting.placement.rank
     pair = next(pair for pair in order["pairs"] if rank in pair)
     group: list[Group] = []
@@ -105,14 +107,14 @@ def _test_pair(order: Mapping[str, Any], setting: Setting, rendezvous: Rendezvou
     def work() -> CheckResult:
         store = rendezvous.store_for(f"{order['name']}/{pair[0]}-{pair[1]}")
         group.append(_group(order["backend"], setting, store, pair))
-        return measure_pair(group[0], BANDWIDTH_SHARE * setting.timeout)
+        return measure_pair(group[0], BANDWIDTH_SHARE * setting.options.check_timeout)
 
-    result = bounded("pair", work, setting.timeout)
+    result = bounded("pair", work, setting.options.check_timeout)
     _abandon(group, result)
-    return result
+    return [result]
 
 
-def _collectives(order: Mapping[str, Any], setting: Setting, rendezvous: Rendezvous) -> list[CheckResult]:
+def _try_collectives(order: Order, setting: Setting, rendezvous: Rendezvous) -> list[CheckResult]:
     rank, scope = setting.placement.rank, order["scope"]
     members = next(group for group in order["groups"] if rank in group)
     group: list[Group] = []
@@ -125,17 +127,16 @@ def _collectives(order: Mapping[str, Any], setting: Setting, rendezvous: Rendezv
             group[0].broadcast(root)
 
     roots = [members.index(leader) for leader in order["leaders"] if leader in members]
-    from_all = f"from {len(roots)} rank{'' if len(roots) == 1 else 's'}"
     steps: list[tuple[str, Work]] = [
         (f"{name}{scope}", partial(timed, f"{name}{scope}", work, what))
         for name, work, what in (
-            ("group", connect, f"{order['backend']}, {len(members)} rank{'' if len(members) == 1 else 's'}"),
+            ("group", connect, f"{order['backend']}, {count(len(members), 'rank')}"),
             ("all_reduce", lambda: group[0].all_reduce(), "sums right"),
-            ("broadcast", broadcast, f"right {from_all}"),
+            ("broadcast", broadcast, f"right from {count(len(roots), 'rank')}"),
             ("all_gather", lambda: group[0].all_gather(), "order right"),
         )
     ]
-    results = in_turn(steps, setting.timeout)
+    results = in_turn(steps, setting.options.check_timeout)
     for result in results:
         _abandon(group, result)
     return results
@@ -144,7 +145,7 @@ def _collectives(order: Mapping[str, Any], setting: Setting, rendezvous: Rendezv
 def _group(backend: str, setting: Setting, store: Store, members: list[int]) -> Group:
     device_of_rank = device.target(backend, setting.placement.local_rank)
     index = members.index(setting.placement.rank)
-    return Group(backend, store, index, len(members), device_of_rank, GROUP_SHARE * setting.timeout)
+    return Group(backend, store, index, len(members), device_of_rank, GROUP_SHARE * setting.options.check_timeout)
 
 
 def _abandon(group: list[Group], result: CheckResult) -> None:
@@ -157,8 +158,25 @@ def _abandon(group: list[Group], result: CheckResult) -> None:
         _failed.append(group[0])
 
 
-def _read_nccl_log(path: Path | None) -> list[CheckResult]:
+def _read_nccl_log(order: Order, setting: Setting, rendezvous: Rendezvous) -> list[CheckResult]:
+    path = setting.nccl_log
     if path is None or not path.exists():
         return [skip("nccl log", "NCCL was not used")]
     with open(path, errors="replace") as log:
-        return [line.as_result() for line in explain.explain(log)]
+        return explain.explain(log)
+
+
+class Task(NamedTuple):
+    """What a rank does on an order, and for how many time limits of a check rank 0 waits for the answers."""
+
+    run: Callable[[Order, Setting, Rendezvous], list[CheckResult]]
+    limits: int
+
+
+TASKS = {
+    "self": Task(_check_self, 2),
+    "clock": Task(_ask_clock, 1),
+    "pair": Task(_test_pair, 2),
+    "collectives": Task(_try_collectives, 5),
+    "nccl log": Task(_read_nccl_log, 1),
+}

@@ -18,9 +18,9 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from ipaddress import ip_address
 from typing import Any, NamedTuple
 
+from ..shared.link.connection import is_loopback
 from ..shared.system.identity import Identity
 from ..shared.system.process import boot_id, machine, started_at
 from ..shared.types.messages import MAX_START
@@ -61,7 +61,9 @@ def start_of(who: Identity, group: tuple[int, int] | None, job: str, environ: Ma
     if env.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and env.get("WORLD_SIZE") == str(who.world_size):
         return _within_timeout(lambda: _agree(_agents_store(env), unknown, who, env.get("GROUP_RANK", ""))) or unknown
     if group == (who.rank, who.world_size):
-        return _within_timeout(lambda: _agree(_groups_store(), unknown, who)) or unknown
+        from torch.distributed import distributed_c10d
+
+        return _within_timeout(lambda: _agree(distributed_c10d._get_default_store(), unknown, who)) or unknown
     return unknown._replace(id=shared_start(who, env))
 
 
@@ -72,7 +74,7 @@ def shared_start(who: Identity, env: Mapping[str, str]) -> str:
     if "MASTER_ADDR" not in env:
         return UNKNOWN
     master = env["MASTER_ADDR"], env.get("MASTER_PORT", "")
-    machine = (who.host, boot_id(), str(os.getuid())) if _is_loopback(env["MASTER_ADDR"]) else ()
+    machine = (who.host, boot_id(), str(os.getuid())) if is_loopback(env["MASTER_ADDR"]) else ()
     return _digest("master", *master, env.get("TORCHELASTIC_RUN_ID", ""), *machine)
 
 
@@ -115,12 +117,6 @@ def _agents_store(env: Mapping[str, str]) -> Any:
     return TCPStore(env["MASTER_ADDR"], int(env["MASTER_PORT"]), is_master=False, timeout=timeout, wait_for_workers=False)
 
 
-def _groups_store() -> Any:
-    from torch.distributed import distributed_c10d
-
-    return distributed_c10d._get_default_store()
-
-
 def _within_timeout(agree: Callable[[], Start]) -> Start | None:
     found: list[Start] = []
 
@@ -134,13 +130,6 @@ def _within_timeout(agree: Callable[[], Start]) -> Start | None:
     thread.start()
     thread.join(TIMEOUT)
     return found[0] if found else None
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _digest(*parts: str) -> str:

@@ -14,21 +14,10 @@ from typing import Any
 from ..shared.system.exit_call import ExitCall, realtime_libraries
 
 _STDERR = 2  # sys.stderr may have been replaced by something without a file descriptor
-_AGAIN = 1.0
+_AGAIN = 1
 """Seconds until the timer tries again, if the C library had no memory for its thread."""
-
-
-class _Time(ctypes.Structure):
-    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
-
-    @classmethod
-    def of(cls, seconds: float) -> _Time:
-        whole, part = divmod(max(seconds, 1e-9), 1.0)  # 0 would stop the timer
-        return cls(int(whole), int(part * 1e9))
-
-
-class _Setting(ctypes.Structure):
-    _fields_ = (("interval", _Time), ("value", _Time))
+_SETTING = ctypes.c_long * 4
+"""``struct itimerspec``: seconds and nanoseconds between two times, and until the first one. Zeros stop the timer."""
 
 
 class ExitTimer:
@@ -47,15 +36,16 @@ class ExitTimer:
         if self._c is None:
             faulthandler.dump_traceback_later(max(seconds, 0.001), exit=True, file=_STDERR)
         else:
-            self._set(_Setting(_Time.of(_AGAIN), _Time.of(seconds)))
+            whole, part = divmod(max(seconds, 1e-9), 1.0)  # 0 would stop the timer
+            self._set(_SETTING(_AGAIN, 0, int(whole), int(part * 1e9)))
 
     def cancel(self) -> None:
         if self._c is None:
             faulthandler.cancel_dump_traceback_later()
         else:
-            self._set(_Setting())
+            self._set(_SETTING())
 
-    def _set(self, setting: _Setting) -> None:
+    def _set(self, setting: ctypes.Array[ctypes.c_long]) -> None:
         self._c.timer_settime(self._timer, 0, ctypes.byref(setting), None)
 
 

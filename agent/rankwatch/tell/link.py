@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Protocol
 
 import zmq
 
@@ -25,14 +26,12 @@ from ..shared.link.own_time import OwnTime
 from ..shared.link.sockets import dealer
 from ..shared.link.wake import Wake
 from ..shared.system.exit_queue import ExitQueue
-from ..shared.system.identity import Identity
 from ..shared.system.process import age
 from ..shared.system.resources import lack
 from ..shared.types import messages
 from ..shared.types.closeup import CloseUp
 from ..shared.types.fingerprint import Fingerprint, FingerprintTable
-from ..shared.types.frame import NO_STAGE, BatchSummary, FrameTable, Moment
-from ..shared.types.gpu import NO_GPU, Gpu
+from ..shared.types.frame import BatchSummary, FrameTable, Moment
 from ..shared.types.notice import Notice
 from ..shared.types.trip import Trip
 from .fork import keep_from_children
@@ -55,7 +54,6 @@ WELCOMES_PER_SECOND, WELCOMES_AT_ONCE = 0.5, 20.0
 RECONNECTING = 8
 """Descriptors of a further socket."""
 
-DEFAULT_HEARTBEAT = 1.0
 SILENT_HEARTBEATS = 3
 """After this many heartbeats without an answer, in which this rank ran, it reconnects."""
 
@@ -71,8 +69,8 @@ FAREWELL_TIMEOUT = 4.0
 """Seconds that ``close`` waits for the last messages to be acknowledged, even if the collector has just become unreachable:
 a rank whose BYE does not arrive counts as lost."""
 
-STAY_INTERVAL = 0.5
-"""Seconds between looks at whether the collector still answers, while this rank stays for another one."""
+STAY_INTERVAL = 0.1
+"""Seconds between looks at whether this rank still has to stay for another one, and the collector still answers."""
 
 TRIP_TIMEOUT = 0.2
 """Seconds that a close-up waits until the collector has the trip."""
@@ -86,75 +84,47 @@ ORPHAN_GRACE, ORPHAN_HOLD_LIMIT = 10.0, 300.0
 VERDICT_MARGIN = 1.0
 """Seconds on top of the decision window that a tripped rank waits for its verdict."""
 
+UNWELCOME = messages.Welcome(run="", heartbeat=1.0, decision_window=0.0, seq=0)
+"""Before the first WELCOME."""
+
+
+class Linked(Protocol):
+    """A watch, as far as the thread of its link needs it."""
+
+    def where(self) -> tuple[Moment, str]:
+        """Moment and phase of the training thread. For any thread."""
+
+    def on_abort(self, abort: messages.Abort) -> None:
+        """ABORT came. Called once."""
+
+    def on_stay(self, seconds: float) -> None:
+        """Other ranks hold work, for which this one waits so long; 0: it has ended."""
+
+    def on_tune(self, tune: messages.Tune) -> None:
+        """All changes of options in the run so far: before ``start`` returns if there are any, at every change, and again
+        after a reconnection."""
+
 
 class Link:
     """One rank's link to the collector.
 
     Args:
-        job: the name of the run's job.
-        start, launch: the ids of what started this rank; see ``messages.Hello``.
-        model: the number of the model among those of this process.
-        progress: moment and phase of the training thread, callable from any thread.
-        on_abort: called once, in the link's thread, when ABORT comes.
-        on_stay: called, in the link's thread, with the seconds for which work that other ranks hold is waited for; 0: it has
-            ended.
-        on_tune: called, in the link's thread, with all changes of options in the run so far: before ``start`` returns if
-            there are any, at every change, and again after a reconnection.
-        stage, device, gpu, torch_version: sent in HELLO.
+        hello: who this rank is; its age is set when HELLO is sent.
         source: the file of the connection, to be read again while no collector answers; or the connection's text.
     """
 
-    def __init__(
-        self,
-        connection: Connection,
-        identity: Identity,
-        *,
-        job: str,
-        progress: Callable[[], tuple[Moment, str]],
-        on_abort: Callable[[messages.Abort], None],
-        device: str,
-        torch_version: str,
-        start: str = "",
-        launch: str = "",
-        model: int = 0,
-        stage: int = NO_STAGE,
-        gpu: Gpu = NO_GPU,
-        on_tune: Callable[[messages.Tune], None] | None = None,
-        source: str = "",
-        on_stay: Callable[[float], None] = lambda seconds: None,
-    ) -> None:
+    def __init__(self, connection: Connection, hello: messages.Hello, watch: Linked, source: str = "") -> None:
         self._connection = connection
+        self._hello = hello
+        self._watch = watch
         self._source = ConnectionSource(source, connection)
-        self._progress = progress
-        self._on_abort = on_abort
-        self._on_tune = on_tune
-        self._on_stay = on_stay
-        self._hello = messages.Hello(
-            major=wire.VERSION[0],
-            minor=wire.VERSION[1],
-            job=job,
-            restart=identity.restart,
-            rank=identity.rank,
-            world_size=identity.world_size,
-            local_rank=identity.local_rank,
-            host=identity.host,
-            pid=identity.pid,
-            device=device,
-            torch=torch_version,
-            incarnation=os.urandom(8).hex(),
-            stage=stage,
-            gpu=gpu,
-            start=start,
-            model=model,
-            launch=launch,
-        )
-        self._who = f"rankwatch: rank {identity.rank}"
+        self._who = f"rankwatch: rank {hello.rank}"
         self.refusal = ""
         """Why the collector has refused this rank for good; empty if it has not."""
 
         self._spool = Spool()
         self._outbox = Outbox(self._spool)
-        self._welcome: messages.Welcome | None = None
+        self._welcome = UNWELCOME
         self._online = threading.Event()
         self._settled = threading.Event()  # welcomed or refused
         self._aborted = threading.Event()
@@ -173,19 +143,18 @@ class Link:
         self._tuning: messages.Tune | None = None  # to be passed on
         self._has_asked = False  # whether a HELLO has no WELCOME yet
         self._pid = os.getpid()
-        self._exit_queue = ExitQueue(self._hello.incarnation)
+        self._exit_queue = ExitQueue(hello.incarnation)
         self._torchrun = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
         """The process that started this one and is to end it. Another launcher may end and leave its ranks behind."""
         self._was_held = False
         self._stay_until = 0.0
-        self._may_go = threading.Event()
 
         self._probe: Moment | None = None
         self._probed_at = 0.0
         self._next_hello = 0.0
         self._next_beat = 0.0
         self._wake = Wake()
-        self._inspector = Inspector(identity.rank, self._wake)
+        self._inspector = Inspector(hello.rank, self._wake)
         self._thread = threading.Thread(target=self._run, name="rankwatch-link", daemon=True)
 
     # --- the training thread's side -----------------------------------------------------------------------------------
@@ -211,12 +180,12 @@ class Link:
     @property
     def run(self) -> str:
         """The run's id, from WELCOME; empty before it."""
-        return self._welcome.run if self._welcome else ""
+        return self._welcome.run
 
     @property
     def folder(self) -> str:
         """The run's folder on the collector's host, from WELCOME; empty before it."""
-        return self._welcome.folder if self._welcome else ""
+        return self._welcome.folder
 
     def send_batch(self, table: FrameTable, summary: BatchSummary) -> None:
         self._append(lambda seq: messages.Batch(seq, summary), table)
@@ -240,7 +209,7 @@ class Link:
 
     def wait_for_verdict(self) -> bool:
         """Waits for the run's verdict, with a timeout; returns whether ABORT came."""
-        if not self._online.wait(CONNECT_TIMEOUT) or self._welcome is None:
+        if not self._online.wait(CONNECT_TIMEOUT):
             return False
         return self._aborted.wait(self._welcome.decision_window + VERDICT_MARGIN)
 
@@ -249,9 +218,9 @@ class Link:
         if os.getpid() != self._pid or self._stop:
             return
         self._exit_queue.close()
-        moment, _ = self._progress()
+        moment, _ = self._watch.where()
         self._append(lambda seq: messages.Bye(seq, outcome, text, moment))
-        if self._welcome is not None and not self.refusal:
+        if self.run and not self.refusal:
             self._spool.wait_until_empty(FAREWELL_TIMEOUT)
             self._stay()
         self._stop = True
@@ -266,7 +235,7 @@ class Link:
                 "%s: stays up to %.0f s: another rank saves, and torchrun would end it after this one", self._who, left
             )
         while time.monotonic() < self._stay_until and self._online.is_set():
-            self._may_go.wait(STAY_INTERVAL)
+            time.sleep(STAY_INTERVAL)
 
     def release(self) -> None:
         """Ends the link later. Takes no lock and does not wait: a garbage collection may call it anywhere."""
@@ -284,19 +253,11 @@ class Link:
         socket = dealer(context, self._connection, MAX_RECEIVED_BYTES)
         try:
             while not self._stop:
-                if self._online.is_set() and self._silent_for > SILENT_HEARTBEATS * self._heartbeat:
-                    log.warning(
-                        "%s: the collector at %s fell silent; trying to reach it again", self._who, self._connection.address
-                    )
-                    self._was_silent = True
-                    self._online.clear()
+                if self._loses_the_collector() or self._finds_another_collector():
                     socket.close(0)
                     while (why := lack(RECONNECTING)) and not self._stop:  # ZeroMQ would end the process
                         log.warning("%s: %s; trying again", self._who, why)
                         time.sleep(HELLO_INTERVAL * 10)
-                    socket = dealer(context, self._connection, MAX_RECEIVED_BYTES)
-                elif self._finds_another_collector():
-                    socket.close(0)
                     socket = dealer(context, self._connection, MAX_RECEIVED_BYTES)
                 self._turn(socket)
                 if self._released and not self._stop:
@@ -322,6 +283,14 @@ class Link:
             self._append(lambda seq: messages.Bye(seq, "finished", ""))
             self._farewell_until = now + FAREWELL_TIMEOUT
         self._stop = not (self._online.is_set() and self._spool.is_behind and now < self._farewell_until)
+
+    def _loses_the_collector(self) -> bool:
+        if not self._online.is_set() or self._silent_for <= SILENT_HEARTBEATS * self._welcome.heartbeat:
+            return False
+        log.warning("%s: the collector at %s fell silent; trying to reach it again", self._who, self._connection.address)
+        self._was_silent = True
+        self._online.clear()
+        return True
 
     def _finds_another_collector(self) -> bool:
         if self._online.is_set() or self.refusal or self._silent_for <= UNANSWERED:
@@ -350,7 +319,7 @@ class Link:
         self._look_for_silence(now, heard)
         self._pass_on_tuning()
         if not self._online.is_set():
-            if self._is_orphaned and self._welcome is not None and not self.refusal:
+            if self._is_orphaned and self.run and not self.refusal:
                 who = f"rank {self._hello.rank}"
                 text = f"the torchrun that started {who} has ended, no collector answers, and the rank trained on"
                 self._abort(messages.Abort(text, -1, 0.0, ORPHAN_GRACE, ORPHAN_HOLD_LIMIT))
@@ -359,18 +328,18 @@ class Link:
                 self._next_hello = now + HELLO_INTERVAL
                 self._has_asked = True
             return
-        self._send_spool(socket)
+        self._outbox.send(partial(self._send, socket))
         if (stacks := self._inspector.take()) is not None:
             self._send(socket, stacks)
-        passed = self._probe is not None and self._progress()[0] > self._probe
+        passed = self._probe is not None and self._watch.where()[0] > self._probe
         if passed or now >= self._next_beat or bool(HOLDS) != self._was_held:
             self._send_beat(socket)
-            self._next_beat = now + self._heartbeat
+            self._next_beat = now + self._welcome.heartbeat
             self._probe = None if passed else self._probe
 
     def _look_for_silence(self, now: float, heard: bool) -> None:
         """What the collector sent is handled by now. It is not silent because this thread did not run."""
-        own = self._own_time.read(now, self._heartbeat)
+        own = self._own_time.read(now, self._welcome.heartbeat)
         if heard:
             self._heard_at = own
         self._silent_for = own - self._heard_at
@@ -383,10 +352,6 @@ class Link:
             return min(self._next_beat, now + max(PROBE_INTERVAL, PROBE_SHARE * (now - self._probed_at)))
         return self._next_beat
 
-    @property
-    def _heartbeat(self) -> float:
-        return self._welcome.heartbeat if self._welcome else DEFAULT_HEARTBEAT
-
     # --- sending ---
 
     def _send(self, socket: zmq.Socket[bytes], message: messages.Message) -> int:
@@ -398,27 +363,24 @@ class Link:
             return 0
         return len(data)
 
-    def _send_spool(self, socket: zmq.Socket[bytes]) -> None:
-        self._outbox.send(partial(self._send, socket))
-
     def _send_beat(self, socket: zmq.Socket[bytes]) -> None:
         beat = self._beat()
         if self._spool.is_behind:  # a TRIP must be sent before a BEAT with a later moment
-            self._send_spool(socket)
+            self._outbox.send(partial(self._send, socket))
         self._was_held = beat.holds
         self._send(socket, beat)
 
     def _beat(self) -> messages.Beat:
-        moment, phase = self._progress()
+        moment, phase = self._watch.where()
         queued, dropped = len(self._spool), self._spool.dropped
         return messages.Beat(moment, phase, queued, dropped, time.time(), bool(HOLDS), self._is_orphaned)
 
     def _send_last(self, socket: zmq.Socket[bytes]) -> None:
-        self._send_spool(socket)
+        self._outbox.send(partial(self._send, socket))
         if self._online.is_set() and self._spool.is_behind:  # a rank without a BYE would count as lost
             self._spool.give_up()
             self._send(socket, self._beat())
-            self._send_spool(socket)
+            self._outbox.send(partial(self._send, socket))
 
     @property
     def _is_orphaned(self) -> bool:
@@ -444,8 +406,7 @@ class Link:
             self._abort(message)
         elif isinstance(message, messages.Stay):
             self._stay_until = time.monotonic() + message.seconds
-            (self._may_go.clear if message.seconds else self._may_go.set)()
-            self._on_stay(message.seconds)
+            self._watch.on_stay(message.seconds)
         elif isinstance(message, messages.Tune):
             self._tuning = message
             self._pass_on_tuning()
@@ -455,7 +416,7 @@ class Link:
     def _abort(self, message: messages.Abort) -> None:
         if not self._aborted.is_set():
             try:
-                self._on_abort(message)
+                self._watch.on_abort(message)
             finally:
                 self._aborted.set()
 
@@ -472,11 +433,11 @@ class Link:
 
     def _pass_on_tuning(self) -> None:
         tuning = self._tuning
-        if tuning is None or self._on_tune is None or not self._tunes.take(time.monotonic()):
+        if tuning is None or not self._tunes.take(time.monotonic()):
             return
         self._tuning = None
         try:
-            self._on_tune(tuning)
+            self._watch.on_tune(tuning)
         except Exception:  # an ABORT must still be received
             log.exception("%s: an error of ours while the options were changed; training goes on", self._who)
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from ..shared.types import messages
-from ..shared.types.fingerprint import FingerprintTable
 from ..shared.types.frame import FrameTable
 from .spool import Spool, Spooled
 from .window import Window
@@ -42,7 +41,6 @@ class Outbox:
         self._window.handle(ack.handled)
 
     def send(self, send: Send) -> None:
-        """Sends what is due."""
         urgent = self._spool.urgent()  # before what is due: a trip that comes in between is looked at the next time
         while due := self._spool.due():
             pushed = self._last_pushed(due)
@@ -67,7 +65,7 @@ class Outbox:
         if table is not None and message.seq > pushed and not self._window.is_open:
             return False
         if table is not None and table.id not in self._tables_sent:
-            if not send(_announcing(table)):
+            if not send(messages.Table(table) if isinstance(table, FrameTable) else messages.Fingerprints(table)):
                 return False
             if len(self._tables_sent) >= TABLES_SENT:
                 self._tables_sent.clear()
@@ -86,7 +84,3 @@ class Outbox:
                 if not send(replace(message, seq=messages.AHEAD)):  # a CLOSEUP says nothing without its TRIP
                     return
                 self._ahead = message.seq
-
-
-def _announcing(table: FrameTable | FingerprintTable) -> messages.Message:
-    return messages.Table(table) if isinstance(table, FrameTable) else messages.Fingerprints(table)

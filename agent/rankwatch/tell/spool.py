@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -12,17 +12,9 @@ from itertools import islice
 from ..shared.types import messages
 from ..shared.types.fingerprint import FingerprintTable
 from ..shared.types.frame import FrameTable
-from ..shared.types.notice import Notice
 
-SPOOL_BATCHES = 1024
-"""Most unacknowledged batch summaries; beyond it, the oldest are dropped and counted."""
-
-SPOOL_NOTICES = 256
-"""Most unacknowledged notices; beyond it, the oldest are dropped. A notice replaces the earlier one of its reading."""
-
-SPOOL_FINGERPRINTS = 256
-"""Most unacknowledged fingerprints; beyond it, the oldest are dropped. They are acknowledged with a later message."""
-
+MOST: dict[type, int] = {messages.Batch: 1024, messages.Noticed: 256, messages.Fingerprinted: 256}
+"""Most unacknowledged messages of a kind; beyond it, the oldest is dropped. Fingerprints are acknowledged with a later one."""
 
 DUE_AT_ONCE = 64
 """Messages that are looked at in a row: while the window is closed, a thousand may be due, again and again."""
@@ -44,9 +36,8 @@ class Spool:
         self._waiting: deque[Spooled] = deque()
         self._empty = threading.Event()
         self._last = 0
-        self._batches = 0
-        self._notices = 0
-        self._fingerprints = 0
+        self._counts: Counter[type] = Counter()
+        """How many messages of a kind wait."""
         self._urgent: list[messages.Tripped | messages.LookedCloser] = []
         self.sent = 0
         """The sequence number of the last message that was sent."""
@@ -71,14 +62,10 @@ class Spool:
             self._last += 1
             message = make(self._last)
             self._empty.clear()
-            if isinstance(message, messages.Noticed):
-                self._make_room_for(message.notice)
-            elif isinstance(message, messages.Batch):
-                self._make_room_for_batch()
-            elif isinstance(message, messages.Fingerprinted):
-                self._make_room_for_fingerprint()
-            elif isinstance(message, (messages.Tripped, messages.LookedCloser)):
+            self._make_room_for(message)
+            if isinstance(message, (messages.Tripped, messages.LookedCloser)):
                 self._urgent.append(message)
+            self._counts[type(message)] += 1
             self._waiting.append(Spooled(message, table))
 
     def due(self) -> list[Spooled]:
@@ -112,36 +99,26 @@ class Spool:
     def wait_until_empty(self, timeout: float) -> bool:
         return self._empty.wait(timeout)
 
-    def _make_room_for_batch(self) -> None:
-        self._batches += 1
-        if self._batches > SPOOL_BATCHES:
-            oldest = self._drop_first(lambda waiting: isinstance(waiting, messages.Batch))
-            self.dropped += oldest is not None and oldest.seq > self.sent  # if not, it was sent, only not acknowledged
+    def _make_room_for(self, message: messages.Sequenced) -> None:
+        """A notice replaces the earlier one of its reading. A batch that is dropped before it was sent is counted."""
+        kind = type(message)
+        if isinstance(message, messages.Noticed):
+            key = message.notice.key
+            self._drop_first(lambda waiting: isinstance(waiting, messages.Noticed) and waiting.notice.key == key)
+        if kind in MOST and self._counts[kind] >= MOST[kind]:
+            oldest = self._drop_first(lambda waiting: type(waiting) is kind)
+            self.dropped += kind is messages.Batch and oldest > self.sent
 
-    def _make_room_for_fingerprint(self) -> None:
-        self._fingerprints += 1
-        if self._fingerprints > SPOOL_FINGERPRINTS:
-            self._drop_first(lambda waiting: isinstance(waiting, messages.Fingerprinted))
-
-    def _make_room_for(self, notice: Notice) -> None:
-        self._notices += 1
-        earlier = self._drop_first(
-            lambda waiting: isinstance(waiting, messages.Noticed) and waiting.notice.key == notice.key
-        )
-        if earlier is None and self._notices > SPOOL_NOTICES:
-            self._drop_first(lambda waiting: isinstance(waiting, messages.Noticed))
-
-    def _drop_first(self, is_meant: Callable[[messages.Sequenced], bool]) -> messages.Sequenced | None:
+    def _drop_first(self, is_meant: Callable[[messages.Sequenced], bool]) -> int:
+        """Returns its sequence number; 0: there is none."""
         for index, spooled in enumerate(self._waiting):
             if is_meant(spooled.message):
                 del self._waiting[index]
                 self._forget(spooled.message)
-                return spooled.message
-        return None
+                return spooled.message.seq
+        return 0
 
     def _forget(self, message: messages.Sequenced) -> None:
-        self._batches -= isinstance(message, messages.Batch)
-        self._notices -= isinstance(message, messages.Noticed)
-        self._fingerprints -= isinstance(message, messages.Fingerprinted)
+        self._counts[type(message)] -= 1
         if isinstance(message, (messages.Tripped, messages.LookedCloser)):
             self._urgent.remove(message)

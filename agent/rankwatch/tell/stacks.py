@@ -82,10 +82,6 @@ class Place(NamedTuple):
     def is_plumbing(self) -> bool:
         return self.code.co_name in _PLUMBING or self.file.endswith(_LOGGING) or self.file.startswith("<frozen")
 
-    @property
-    def is_users(self) -> bool:
-        return not is_installed(self.file)
-
     def describe(self, *, with_source: bool) -> str:
         text = text_of(self.file, self.line) if with_source else ""
         return f"{_short(self.file)}:{self.line} in {self.code.co_name}" + (f": {text}" if text else "")
@@ -97,10 +93,6 @@ class ThreadStack(NamedTuple):
     title: str
     places: list[Place]
     collective: str
-
-    @property
-    def is_main(self) -> bool:
-        return self.title == MAIN
 
 
 class Inspector:
@@ -160,9 +152,9 @@ def inspect(number: int, rank: int, *, with_files: bool) -> Inspected:
         places = _visible(thread.places)
         if not places:
             continue
-        if thread.is_main:
-            waits = _describe_wait(places, thread.collective, with_source=with_files)
-        most = MAIN_FRAMES if thread.is_main else OTHER_FRAMES
+        most = OTHER_FRAMES
+        if thread.title == MAIN:
+            most, waits = MAIN_FRAMES, _describe_wait(places, thread.collective, with_source=with_files)
         lines.append(thread.title)
         lines += [f"  {place.describe(with_source=with_files)}" for place in places[:most]]
         lines += [f"  and {len(places) - most} outer frames"] if len(places) > most else []
@@ -206,7 +198,7 @@ def _visible(places: list[Place]) -> list[Place]:
 
 def _describe_wait(places: list[Place], collective: str, *, with_source: bool) -> str:
     """The innermost frame, or the collective that it is in, and the line of the user's that led there."""
-    users = next((place for place in places if place.is_users), None)
+    users = next((place for place in places if not is_installed(place.file)), None)
     if not collective and (users is None or users is places[0]):
         return places[0].describe(with_source=with_source)
     what = collective or f"{places[0].code.co_name} ({_short(places[0].file)}:{places[0].line})"
@@ -269,10 +261,5 @@ def _short(file: str) -> str:
     for folder in SITE:
         if folder in file:
             return file.rpartition(folder)[2]
-    for folder in (
-        *STANDARD,
-        *(f"{path.rstrip(os.sep)}{os.sep}" for path in (os.environ.get("PWD", ""), *sys.path[:1]) if path),
-    ):
-        if file.startswith(folder):
-            return file[len(folder) :]
-    return file
+    folders = *STANDARD, *(os.path.join(path, "") for path in (os.environ.get("PWD"), *sys.path[:1]) if path)
+    return next((file[len(folder) :] for folder in folders if file.startswith(folder)), file)

@@ -54,9 +54,8 @@ class Finder:
         self._hook = self._make_hook()
         self._is_looking = False
         self._is_inside = False
-        self._found: list[weakref.ref[Watch]] = []
-        self._first: weakref.ref[Watch] | None = None
-        self._began_at = 0  # the batch in which the first one was when it became the first
+        self._first: weakref.WeakKeyDictionary[Watch, int] = weakref.WeakKeyDictionary()
+        """Of the models that were found, the one whose batches count, and the batch in which it was then."""
         self._is_crowded = False
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._have_stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
@@ -64,21 +63,6 @@ class Finder:
     def start(self) -> None:
         """Looks until the models are found, and again when an optimizer is made: another training may begin."""
         self._look_again()
-        Optimizer.__init__ = self._make_first_hook()  # type: ignore[method-assign]
-
-    def _look_again(self) -> None:
-        if self._is_looking:
-            return
-        self._found = [ref for ref in self._found if ref() is not None]
-        self._first, self._is_crowded = None, False
-        self._is_looking = True
-        if nn.Module.__call__ is not self._call:  # the script has wrapped it; its wrapper stays
-            self._call = nn.Module.__call__
-            self._hook = self._make_hook()
-        nn.Module.__call__ = self._hook  # type: ignore[method-assign]
-        self._after_steps = register_optimizer_step_post_hook(self._after_step)
-
-    def _make_first_hook(self) -> Callable[..., None]:
         init = Optimizer.__init__
 
         @wraps(init)
@@ -91,7 +75,18 @@ class Finder:
                 remove_our_frame(error)
                 raise
 
-        return hook
+        Optimizer.__init__ = hook  # type: ignore[assignment, method-assign]
+
+    def _look_again(self) -> None:
+        if self._is_looking:
+            return
+        self._first.clear()
+        self._is_looking, self._is_crowded = True, False
+        if nn.Module.__call__ is not self._call:  # the script has wrapped it; its wrapper stays
+            self._call = nn.Module.__call__
+            self._hook = self._make_hook()
+        nn.Module.__call__ = self._hook  # type: ignore[method-assign]
+        self._after_steps = register_optimizer_step_post_hook(self._after_step)
 
     def stop(self) -> None:
         self._is_looking = False
@@ -103,7 +98,7 @@ class Finder:
         call = self._call
 
         def hook(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if not self._is_looking or self._is_inside or _is_compiling():
+            if not self._is_looking or self._is_inside or torch.compiler.is_compiling() or is_tracing():
                 return call(module, *args, **kwargs)
             is_on_top = nn.Module.__call__ is self._hook  # else the script has wrapped it; its wrapper stays
             self._is_inside = True
@@ -133,40 +128,31 @@ class Finder:
             log.exception("rankwatch: an error of its own while it looked for the model to watch; nothing is watched")
 
     def _look_at(self, module: nn.Module) -> None:
-        if not torch.is_grad_enabled() or _is_traced() or get_worker_info() is not None:
+        is_traced = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+        if not torch.is_grad_enabled() or is_traced or get_worker_info() is not None:
             return
         root = unwrap(module)
-        if is_left(root):
+        if is_left(root) or not (module.training or _has_parameter_of(root, *self._optimizers)):
             return
-        if not module.training and not self._is_optimized(root):
-            return
-        ours = [watch for ref in self._found if (watch := ref()) is not None]
-        if any(watch not in ours for watch in open_watches()):
+        ours = list(open_watches())
+        if not all(one.is_automatic for one in ours):
             self.stop()  # the script calls watch itself
             return
-        if self._first is None:  # a model that was found before may be trained again
-            self._begin_with(next((watch for watch in ours if watch.root is root), None))
-        first = self._first() if self._first is not None else None
-        if first is not None and (root is first.root or _is_part(root, first.root)):
+        if not self._first:  # a model that was found before may be trained again
+            self._first.update({one: one.batch for one in ours if one.root is root})
+        first = next(iter(self._first), None)
+        if first is not None and _is_part(root, first.root):
             # The batch of a forward is counted when it begins, after this; that of a part has begun with another one.
-            if first.batch - self._began_at >= LOOKED_AT - (root is first.root):
+            if first.batch - self._first[first] >= LOOKED_AT - (root is first.root):
                 self._stop_after_all()
-        elif _is_trained(root) and not any(_is_part(root, watch.root) for watch in ours):
+        elif any(one.requires_grad for one in root.parameters()) and not any(_is_part(root, watch.root) for watch in ours):
             if calling_stage(module) is None:
                 whole = _whole(root)
                 module, root = (module, root) if whole is root else (whole, whole)
             if is_left(root):
                 return
-            self._close_parts(root, ours)
+            self._close_parts(root)
             self._watch(module)
-
-    def _is_optimized(self, root: nn.Module) -> bool:
-        theirs = _parameters_of(*self._optimizers)
-        return any(id(parameter) in theirs for parameter in root.parameters())
-
-    def _begin_with(self, first: Watch | None) -> None:
-        if first is not None:
-            self._first, self._began_at = weakref.ref(first), first.batch
 
     def _stop_after_all(self) -> None:
         self.stop()
@@ -175,20 +161,17 @@ class Finder:
                 "rankwatch: more than %d models are trained in this process; further ones are not watched", MAX_MODELS
             )
 
-    def _close_parts(self, root: nn.Module, ours: list[Watch]) -> None:
+    def _close_parts(self, root: nn.Module) -> None:
         """Closes the watches of the root's parts: a model may call its layers while it is made, to learn their shapes."""
-        parts = [watch for watch in ours if _is_part(watch.root, root)]
-        for part in parts:
+        for part in (one for one in open_watches() if _is_part(one.root, root)):
             part.close()
-        if parts:
-            self._found = [weakref.ref(watch) for watch in ours if watch not in parts]
-            self._first, self._is_crowded = None, False
+            self._first.clear()
+            self._is_crowded = False
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Finds a model that only a compiled function calls, by its optimizer, one batch late: no call of it is seen."""
-        if optimizer in self._have_stepped or self._found or any(open_watches()):
-            return
-        if "zero_grad" in vars(optimizer):  # the script's own
+        has_its_own = "zero_grad" in vars(optimizer)  # the script's
+        if has_its_own or optimizer in self._have_stepped or any(open_watches()):
             return
         self._have_stepped.add(optimizer)
         zero_grad = optimizer.zero_grad
@@ -203,15 +186,12 @@ class Finder:
         optimizer.zero_grad = hook  # type: ignore[method-assign]
 
     def _look_for_model_of(self, optimizer: Optimizer) -> None:
-        if not self._is_looking or self._found or any(open_watches()):
+        if not self._is_looking or any(open_watches()):
             return
-        theirs, modules = _parameters_of(optimizer), _all_modules()
-        inner = {id(child) for module in modules for child in module.children()}
-        for module in modules:
-            is_theirs = any(id(parameter) in theirs for parameter in module.parameters())
-            if id(module) not in inner and is_theirs and not is_left(unwrap(module)):
+        for module in _outermost():
+            if _has_parameter_of(module, optimizer) and not is_left(unwrap(module)):
                 self._watch(module, first_batch=1)
-        if self._found:
+        if any(open_watches()):
             self.stop()
 
     def _watch(self, module: nn.Module, first_batch: int = 0) -> None:
@@ -219,42 +199,32 @@ class Finder:
         if isinstance(root, torch.jit.ScriptModule):
             log.warning("rankwatch: a scripted module takes no hooks and is not watched")
             return
-        if len(self._found) == MAX_MODELS:
+        if sum(1 for _ in open_watches()) == MAX_MODELS:
             self._is_crowded = True  # no warning yet: a model that contains these may follow
             return
         # With the Trainer's --debug underflow_overflow, ours replaces its detector, with the same policy.
         policy = Policy.STRICT if remove_their_detector(root) and "RANKWATCH_POLICY" not in os.environ else Policy.FIRST
         found = watch(calling_stage(module) or module, first_batch=first_batch, policy=policy)
         found.is_automatic = True
-        self._found.append(weakref.ref(found))
-        if self._first is None:
-            self._begin_with(found)
-
-
-def _is_compiling() -> bool:
-    return torch.compiler.is_compiling() or is_tracing()
-
-
-def _is_traced() -> bool:
-    return bool(torch.jit.is_tracing())  # type: ignore[attr-defined, no-untyped-call]
-
-
-def _is_trained(root: nn.Module) -> bool:
-    return any(parameter.requires_grad for parameter in root.parameters())
+        if not self._first:
+            self._first[found] = found.batch
 
 
 def _is_part(module: nn.Module, of: nn.Module) -> bool:
+    """Whether a module is a part of another one, or the same."""
     return any(part is module for part in of.modules())
 
 
-def _parameters_of(*optimizers: Optimizer) -> set[int]:
-    """The parameters of optimizers, by ``id``."""
-    return {id(parameter) for made in optimizers for group in made.param_groups for parameter in group["params"]}
+def _has_parameter_of(module: nn.Module, *optimizers: Optimizer) -> bool:
+    theirs = {id(parameter) for made in optimizers for group in made.param_groups for parameter in group["params"]}
+    return any(id(parameter) in theirs for parameter in module.parameters())
 
 
-def _all_modules() -> list[nn.Module]:
-    """All modules of the process. (``isinstance`` would wake up lazy imports.)"""
-    return [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
+def _outermost() -> list[nn.Module]:
+    """The modules of this process that are in no other one. (``isinstance`` would wake up lazy imports.)"""
+    modules = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
+    inner = {id(child) for module in modules for child in module.children()}
+    return [module for module in modules if id(module) not in inner]
 
 
 def _whole(part: nn.Module) -> nn.Module:
@@ -262,25 +232,9 @@ def _whole(part: nn.Module) -> nn.Module:
 
     If several models share it, the one whose method is calling it; if none is, the module itself.
     """
-    parents: dict[int, list[nn.Module]] = {}
-    for module in _all_modules():
-        for child in module._modules.values():
-            if child is not None:
-                parents.setdefault(id(child), []).append(module)
-    whole: dict[int, nn.Module] = {}
-    known, above = {id(part)}, [part]
-    while above:
-        module = above.pop()
-        around = parents.get(id(module), [])
-        if not around:
-            whole[id(unwrap(module))] = unwrap(module)
-        new = [parent for parent in around if id(parent) not in known]
-        known.update(map(id, new))
-        above += new
-    found = [module for module in whole.values() if module is not part and not isinstance(module, torch.jit.ScriptModule)]
-    return found[0] if len(found) == 1 else next((module for module in found if _is_calling(module)), part)
-
-
-def _is_calling(module: nn.Module) -> bool:
-    """Whether a method of this module is on the caller's stack."""
-    return any(frame.f_locals.get("self") is module for frame in outwards(sys._getframe(1)))
+    around = {id(unwrap(module)): unwrap(module) for module in _outermost() if _is_part(part, module)}
+    found = [module for module in around.values() if module is not part and not isinstance(module, torch.jit.ScriptModule)]
+    if len(found) == 1:
+        return found[0]
+    callers = {id(frame.f_locals.get("self")) for frame in outwards(sys._getframe())}
+    return next((module for module in found if id(module) in callers), part)

@@ -16,7 +16,7 @@ from rankwatch.shared.types import messages
 from rankwatch.shared.types.stream_limit import LEAST
 from rankwatch.shared.types.stream_limit import WINDOW as WINDOW_BYTES
 from rankwatch.tell import link as link_module
-from rankwatch.tell import spool as spool_module
+from rankwatch.tell.spool import MOST
 from rankwatch_monitor.decide.rank import Rank as RankOfRun
 from rankwatch_monitor.decide.report import RankState
 from rankwatch_monitor.record.reader import RunRecord
@@ -127,7 +127,7 @@ def test_a_rank_that_ends_is_not_lost_although_its_last_batches_are_not_taken(
 
 
 def test_a_full_spool_drops_its_oldest_and_counts_them(held: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spool_module, "SPOOL_BATCHES", 100)
+    monkeypatch.setitem(MOST, messages.Batch, 100)
     (rank,) = started(held, 1)
     train(rank, 60)
     until(lambda: held.collector._backlog.size >= WINDOW)

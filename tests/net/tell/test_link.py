@@ -21,7 +21,7 @@ from rankwatch.shared.link import sockets, wire
 from rankwatch.shared.types import messages
 from rankwatch.shared.types.tuning import Check, Tuning
 from rankwatch.tell import link as link_module
-from rankwatch.tell import spool as spool_module
+from rankwatch.tell.spool import MOST
 from rankwatch_monitor.decide.journal import Closed
 from rankwatch_monitor.decide.ledger import Disconnected, Received
 from rankwatch_monitor.decide.options import Options
@@ -109,7 +109,7 @@ def test_without_a_collector_the_spool_is_bounded_and_nothing_waits(
     collector: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(link_module, "CONNECT_TIMEOUT", 0.1)
-    monkeypatch.setattr(spool_module, "SPOOL_BATCHES", 10)
+    monkeypatch.setitem(MOST, messages.Batch, 10)
     # No process listens at this address: port 1 is reserved.
     rank = Rank(replace(collector.collector.connection, address="tcp://127.0.0.1:1"))
     assert not rank.link.start()
@@ -309,7 +309,7 @@ def test_a_tuning_that_fails_does_not_cost_the_abort(
     collector: Running, ranks: Callable[..., Rank], caplog: pytest.LogCaptureFixture
 ) -> None:
     rank = ranks(starts=False)
-    rank.link._on_tune = lambda tune: [][1]
+    rank.link._watch.on_tune = lambda tune: [][1]  # type: ignore[method-assign]
     assert rank.link.start()
     with caplog.at_level(logging.CRITICAL, "rankwatch.tell.link"):
         control.tune(collector.collector.connection, messages.Tune(tuning=Tuning(every=10)))

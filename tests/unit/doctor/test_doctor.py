@@ -14,17 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs import environment
-from rankwatch.doctor.bandwidth import describe_bandwidth
 from rankwatch.doctor.checks import machine
 from rankwatch.doctor.checks.clock import Stamps, judge
 from rankwatch.doctor.checks.compare import compare, environment_of
 from rankwatch.doctor.checks.explain import explain
-from rankwatch.doctor.checks.pairs import Blame
 from rankwatch.doctor.placement import Placement, StoreAddress, expand, find_placement, find_store
-from rankwatch.doctor.report import DoctorReport, PairResult, judge_attendance, judge_pairs, units_of
+from rankwatch.doctor.report import DoctorReport, PairResult, judge_attendance, judge_pairs
 from rankwatch.doctor.result import CheckResult, CheckState, fail, ok, skip, warn
 from rankwatch.doctor.table import render, to_json
 from rankwatch.doctor.time_limit import bounded, describe, in_turn
+from rankwatch.doctor.wording import describe_bandwidth
 from rankwatch.errors import UsageError
 from rankwatch.shared.words.text import name_spans
 
@@ -252,17 +251,17 @@ gpu1:11:40 [0] misc/socket.cc:484 NCCL WARN socketStartConnect: Connect to 10.0.
 
 def test_the_log_in_words() -> None:
     explained = explain(LOG.splitlines())
-    assert [one.meaning for one in explained if one.is_trouble] == [
+    assert [one.found.partition(": ")[0] for one in explained if one.state is CheckState.WARN] == [
         "NCCL sees no InfiniBand or RoCE card and takes TCP, which is far slower",
         "NCCL could not reach another rank by TCP",
     ]
-    assert [one.meaning for one in explained if not one.is_trouble] == [
+    assert [one.found.partition(": ")[0] for one in explained if one.state is CheckState.OK] == [
         "the interface by which NCCL's ranks find each other",
-        "no network plugin: NCCL uses its own, which is fine",
+        "no network plugin",
         "NCCL's version",
         "data between nodes goes over plain TCP",
     ]
-    assert "10.0.0.2<43211>" in explained[1].as_result().found
+    assert "10.0.0.2<43211>" in explained[1].found
 
 
 @pytest.mark.parametrize(
@@ -283,15 +282,14 @@ def test_the_log_in_words() -> None:
 )
 def test_troubles(line: str, words: str) -> None:
     (explained,) = explain([f"gpu1:1:2 [0] {line}"])
-    assert explained.is_trouble
-    assert words in explained.meaning
+    assert explained.state is CheckState.WARN
+    assert words in explained.found
     assert explained.advice
 
 
 def test_an_unknown_warning_is_shown_unchanged() -> None:
     (explained,) = explain(["gpu1:1:2 [0] x.cc:1 NCCL WARN the moon is full", "gpu1:1:2 [0] NCCL INFO comm 0x1 rank 0"])
-    assert explained.as_result().found == "the moon is full"
-    assert explained.is_trouble
+    assert (explained.state, explained.found) == (CheckState.WARN, "the moon is full")
 
 
 def test_many_healthy_results_stay_short() -> None:
@@ -302,33 +300,39 @@ def test_many_healthy_results_stay_short() -> None:
 
 
 def test_units_are_nodes_or_the_ranks_of_a_single_node() -> None:
-    one = units_of({rank: placement(rank) for rank in range(2)})
-    assert [(unit.name, unit.leader, unit.ranks) for unit in one] == [("rank 0", 0, (0,)), ("rank 1", 1, (1,))]
+    one = DoctorReport(2, "gloo", {rank: placement(rank) for rank in range(2)}).units
+    assert one == [("rank 0", 0, (0,)), ("rank 1", 1, (1,))]
     hosts = {0: placement(0, "a", "0"), 1: placement(1, "a", "0"), 2: placement(2, "b", "1")}
-    assert [(unit.name, unit.leader, unit.ranks) for unit in units_of(hosts)] == [("a", 0, (0, 1)), ("b", 2, (2,))]
+    assert DoctorReport(3, "gloo", hosts).units == [("a", 0, (0, 1)), ("b", 2, (2,))]
     alike = {0: placement(0, "vm", "0"), 1: placement(1, "vm", "1")}
-    assert [unit.name for unit in units_of(alike)] == ["node 0 (vm)", "node 1 (vm)"]
+    assert [unit.name for unit in DoctorReport(2, "gloo", alike).units] == ["node 0 (vm)", "node 1 (vm)"]
 
 
 def test_missing_ranks_and_hosts_are_named() -> None:
     placements = {0: placement(0, "gpu1.site"), 1: placement(1, "gpu1.site")}
-    found = judge_attendance(4, placements, [2, 3], ["gpu1", "gpu2"], "gpu1:29500", 30.0)
+    found = judge_attendance(DoctorReport(4, "gloo", placements), ["gpu1", "gpu2"], "gpu1:29500", 30.0)
     assert found.found == (
         "ranks 2-3 of 4 did not come to gpu1:29500 within 30 s; nobody from gpu2; here are gpu1.site (ranks 0-1)"
     )
 
 
+LATE = fail("pair", "timed out")
+
+
+def well(bandwidth: float = 1e9) -> CheckResult:
+    return ok("pair", "", round_trip=1e-4, bandwidth=bandwidth)
+
+
 def sick_report() -> DoctorReport:
     """Four ranks on two nodes: the nodes do not reach each other, and a limit is low."""
     report = DoctorReport(4, "gloo", {rank: placement(rank, f"gpu{rank // 2}", str(rank // 2)) for rank in range(4)})
-    report.units = units_of(report.placements)
     report.versions = {"torch": "2.9.0", "CUDA": "12.8"}
     report.add(report.placements, ok("rendezvous", "4 ranks at gpu0:29500"))
     for rank in report.placements:
         low = warn("open files", "limit 1024, under 4096", "ulimit -n 65536")
         report.add([rank], low if rank == 3 else ok("open files", "limit 20000"))
-    report.pair_results = [PairResult(1, 0, 1, "timed out", None, None)]
-    judge_pairs(report, Blame(unclear=((0, 1),)), {(0, 1): False})
+    report.pair_results = [PairResult(1, (0, 1), LATE)]
+    judge_pairs(report)
     report.add([2, 3], skip("collectives", "left out, so that the others can be tried"))
     report.add([0], ok("all_reduce", "sums right in 0.1 s"))
     report.add([1], ok("all_reduce", "sums right in 0.2 s"))
@@ -380,38 +384,31 @@ def test_the_json_says_the_same() -> None:
 
 def test_a_slow_pair_is_named() -> None:
     report = DoctorReport(4, "gloo", {rank: placement(rank, f"gpu{rank}", str(rank)) for rank in range(4)})
-    report.units = units_of(report.placements)
     speeds = {(0, 1): 9e9, (2, 3): 1e9, (1, 2): 8e9, (0, 3): 10e9}
-    report.pair_results = [PairResult(1, left, right, "", 1e-4, speed) for (left, right), speed in speeds.items()]
-    judge_pairs(report, Blame(), dict.fromkeys(speeds, True))
-    slow, well = (row.result for row in report.rows)
+    report.pair_results = [PairResult(1, pair, well(speed)) for pair, speed in speeds.items()]
+    judge_pairs(report)
+    slow, others = (row.result for row in report.rows)
     assert slow.state is CheckState.WARN
     assert slow.found == "gpu2 and gpu3 are slow: 1.00 GB/s, the others' median is 9.00 GB/s"
-    assert well.found == "4 pairs well: round trip at most 0.10 ms, bandwidth at least 1.00 GB/s"
+    assert others.found == "4 pairs well: round trip at most 0.10 ms, bandwidth at least 1.00 GB/s"
     assert not report.failed
 
 
 def test_a_broken_node_is_named_with_its_partners() -> None:
     report = DoctorReport(3, "gloo", {rank: placement(rank, f"gpu{rank}", str(rank)) for rank in range(3)})
-    report.units = units_of(report.placements)
-    outcomes = {(0, 1): False, (0, 2): True, (1, 2): False}
-    report.pair_results = [
-        PairResult(1, *pair, "" if well else "timed out", *((1e-4, 1e9) if well else (None, None)))
-        for pair, well in outcomes.items()
-    ]
-    judge_pairs(report, Blame(units=(1,)), outcomes)
+    report.pair_results = [PairResult(1, (0, 1), LATE), PairResult(1, (0, 2), well()), PairResult(1, (1, 2), LATE)]
+    judge_pairs(report)
     (row,) = [row for row in report.rows if row.result.state is CheckState.FAIL]
     assert row.ranks == (1,)
     assert row.result.found == "gpu1 speaks with none it met, gpu0 and gpu2: timed out"
 
 
 def test_a_node_that_listens_on_loopback_gets_advice() -> None:
-    report = DoctorReport(3, "gloo", {rank: placement(rank, f"gpu{rank}", str(rank)) for rank in range(3)})
-    report.units = units_of(report.placements)
+    report = DoctorReport(4, "gloo", {rank: placement(rank, f"gpu{rank}", str(rank)) for rank in range(4)})
     report.add([1], warn("interface", "gpu1 is 127.0.1.1", "export GLOO_SOCKET_IFNAME=eth0"))
-    outcomes = {(0, 1): False, (0, 2): False, (1, 2): False}
-    report.pair_results = [PairResult(1, left, right, "timed out", None, None) for left, right in outcomes]
-    judge_pairs(report, Blame(units=(1,), pairs=((0, 2),)), outcomes)
+    report.pair_results = [PairResult(1, pair, LATE) for pair in ((0, 1), (0, 2), (1, 2))]
+    report.pair_results += [PairResult(1, pair, well()) for pair in ((0, 3), (2, 3))]
+    judge_pairs(report)
     advice = [row.result.advice for row in report.rows if row.result.check == "pairs"]
     assert advice[0] == "start without gpu1 meanwhile; on it: export GLOO_SOCKET_IFNAME=eth0"
     assert "between just these two" in advice[1]

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 import makers
 from rankwatch.shared.types import messages
 from rankwatch.shared.types.notice import NoticeKind
-from rankwatch.tell import spool as spool_module
-from rankwatch.tell.spool import Spool
+from rankwatch.tell.spool import MOST, Spool
 
 
 def add_batch(spool: Spool, number: int) -> None:
@@ -43,7 +42,7 @@ def test_due_messages_are_the_unsent_ones() -> None:
 
 
 def test_only_batches_that_were_never_sent_count_as_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spool_module, "SPOOL_BATCHES", 2)
+    monkeypatch.setitem(MOST, messages.Batch, 2)
     spool = Spool()
     for batch in range(4):
         add_batch(spool, batch)
@@ -60,7 +59,7 @@ def test_a_later_notice_of_the_same_reading_replaces_the_earlier_one() -> None:
 
 
 def test_notices_are_bounded_apart_from_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spool_module, "SPOOL_NOTICES", 2)
+    monkeypatch.setitem(MOST, messages.Noticed, 2)
     spool = Spool()
     add_batch(spool, 0)
     for label in "abcb":
@@ -72,8 +71,8 @@ def test_notices_are_bounded_apart_from_batches(monkeypatch: pytest.MonkeyPatch)
 @given(st.lists(st.sampled_from(["batch", "trip", "a", "b", "c", "send", "let go"]), max_size=60), st.data())
 def test_in_order_within_bounds_and_with_every_trip(steps: list[str], data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spool_module, "SPOOL_BATCHES", 3)
-        patch.setattr(spool_module, "SPOOL_NOTICES", 2)
+        patch.setitem(MOST, messages.Batch, 3)
+        patch.setitem(MOST, messages.Noticed, 2)
         spool, last, acknowledged = Spool(), 0, 0
         trips: list[int] = []
         for step in steps:

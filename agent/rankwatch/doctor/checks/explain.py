@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ..result import CheckResult, CheckState
+from ..result import CheckResult, ok, warn
 
 CHECK = "nccl log"
 MOST = 20
@@ -20,19 +20,6 @@ class Pattern(NamedTuple):
     line: str
     meaning: str
     advice: str = ""
-
-
-class Explained(NamedTuple):
-    """A line of the log with its meaning. ``is_trouble``: it may harm the training."""
-
-    line: str
-    meaning: str
-    advice: str
-    is_trouble: bool
-
-    def as_result(self) -> CheckResult:
-        state = CheckState.WARN if self.is_trouble else CheckState.OK
-        return CheckResult(CHECK, state, f"{self.meaning}: {self.line}" if self.meaning else self.line, self.advice)
 
 
 _OPEN_PORTS = "open all TCP ports between the nodes, or set NCCL_SOCKET_IFNAME to the interface that reaches the others"
@@ -118,26 +105,19 @@ PATTERNS = [
         r"NET/Plugin.*(No plugin found|Could not find|Plugin load)", "no network plugin: NCCL uses its own, which is fine"
     ),
 ]
-_COMPILED = [(re.compile(pattern.line), pattern) for pattern in PATTERNS]
 _LOGGED = re.compile(r"NCCL (INFO|WARN) (.*)")
 
 
-def explain(lines: Iterable[str]) -> list[Explained]:
+def explain(lines: Iterable[str]) -> list[CheckResult]:
     """The first line of each known meaning, and every unknown warning; problems first."""
-    found: dict[str, Explained] = {}
-    for line in lines:
-        explained = _explain(line.strip())
-        if explained is not None:
-            found.setdefault(explained.meaning or explained.line, explained)
-    return sorted(found.values(), key=lambda explained: not explained.is_trouble)[:MOST]
-
-
-def _explain(line: str) -> Explained | None:
-    logged = _LOGGED.search(line)
-    text = (logged[2] if logged else line)[:LONGEST]
-    for expression, pattern in _COMPILED:
-        if expression.search(line):
-            return Explained(text, pattern.meaning, pattern.advice, bool(pattern.advice))
-    if logged and logged[1] == "WARN":
-        return Explained(text, "", "look this warning up in NCCL's troubleshooting guide", True)
-    return None
+    first: dict[str, CheckResult] = {}
+    for line in map(str.strip, lines):
+        logged = _LOGGED.search(line)
+        text = (logged[2] if logged else line)[:LONGEST]
+        known = next((pattern for pattern in PATTERNS if re.search(pattern.line, line)), None)
+        if known is not None:
+            found = f"{known.meaning}: {text}"
+            first.setdefault(known.meaning, warn(CHECK, found, known.advice) if known.advice else ok(CHECK, found))
+        elif logged and logged[1] == "WARN":
+            first.setdefault(text, warn(CHECK, text, "look this warning up in NCCL's troubleshooting guide"))
+    return sorted(first.values(), key=lambda result: not result.advice)[:MOST]

@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..bandwidth import describe_bandwidth
 from ..result import CheckResult, ok
+from ..wording import describe_bandwidth
 
 SIZES = (1, 1024, 2**20)
 """Elements of a collective, 8 bytes each."""

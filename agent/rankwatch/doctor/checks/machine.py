@@ -13,7 +13,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from ...shared.link.connection import is_loopback
 from ..result import CheckResult, fail, ok, skip, warn
+from ..wording import count
 
 MIB = 2**20
 SHARED_MEMORY = Path("/dev/shm")
@@ -38,7 +40,7 @@ def shared_memory(local_ranks: int, folder: Path = SHARED_MEMORY) -> CheckResult
     if not is_same:
         return fail("shared memory", f"{folder} gives back other bytes than were written", "this host's memory is broken")
     free = space.f_bavail * space.f_frsize
-    found = f"{folder} has {free // MIB} MiB free for {local_ranks} local rank{'' if local_ranks == 1 else 's'}"
+    found = f"{folder} has {free // MIB} MiB free for {count(local_ranks, 'local rank')}"
     if free < local_ranks * SHARED_MEMORY_PER_RANK:
         advice = f"docker run --shm-size=8g (or --ipc=host); else remove leftovers: ls -l {folder}"
         return warn("shared memory", found, advice)
@@ -69,9 +71,8 @@ def name_service(
     """Measures how long it takes to resolve this host's address to a name: torch's store does so for each rank that connects."""
     with socket.create_connection(master, CONNECT_TIMEOUT) as connection:
         address = connection.getsockname()[0].removeprefix("::ffff:")
-    asked = (
-        address if ":" in address else f"::ffff:{address}"
-    )  # the store listens on IPv6, where an IPv4 client has this form
+    # The store listens on IPv6, where an IPv4 client has this form.
+    asked = address if ":" in address else f"::ffff:{address}"
 
     def look_up() -> None:
         with suppress(OSError):  # the address has no name, which does not matter: only the time does
@@ -103,7 +104,10 @@ def interface(master: tuple[str, int], nodes: int, backend: str, env: Mapping[st
         return ok("interface", f"{route}; {variable} {wanted or 'not set'}")
     if wanted:
         return gloo_with_names(wanted.split(","), addresses, route, nodes)
-    return gloo_by_default(socket.gethostname(), _resolved(), addresses, route, nodes)
+    host, resolved = socket.gethostname(), list[str]()
+    with suppress(OSError):
+        resolved += [str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
+    return gloo_by_default(host, resolved, addresses, route, nodes)
 
 
 def gloo_with_names(wanted: list[str], addresses: Mapping[str, str], route: str, nodes: int) -> CheckResult:
@@ -132,12 +136,6 @@ def gloo_by_default(host: str, resolved: list[str], addresses: Mapping[str, str]
     return ok("interface", f"gloo listens on loopback ({meaning}): fine on one node; {route}")
 
 
-def is_loopback(address: str) -> bool:
-    with suppress(ValueError):
-        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
-    return False
-
-
 def _loopback(meaning: str, addresses: Mapping[str, str]) -> CheckResult:
     use = next((name for name, address in addresses.items() if not is_loopback(address)), "eth0")
     return warn(
@@ -151,13 +149,6 @@ def _with_interface(address: str, addresses: Mapping[str, str]) -> str:
     if is_loopback(address):
         return f"lo ({address})"
     return next((f"{name} ({address})" for name, own in addresses.items() if own == address), address)
-
-
-def _resolved() -> list[str]:
-    try:
-        return [str(entry[4][0]) for entry in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)]
-    except OSError:
-        return []
 
 
 def _addresses(connection: socket.socket) -> dict[str, str]:

@@ -33,9 +33,6 @@ class Blame:
     pairs: tuple[Pair, ...] = ()
     unclear: tuple[Pair, ...] = ()
 
-    def __bool__(self) -> bool:
-        return bool(self.units or self.pairs or self.unclear)
-
 
 def first_round(units: int) -> list[Wave]:
     """Each unit with its neighbour. Of an odd number the last is paired with the first, in a second wave."""
