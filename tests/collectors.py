@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import ports
-from rankwatch_monitor.decide.options import Options
-from rankwatch_monitor.decide.report import Report
+from rankwatch_monitor.decide.core.options import Options
+from rankwatch_monitor.decide.core.report import Report
 from rankwatch_monitor.serve.collector import Collector
 from rankwatch_monitor.serve.metrics.meters import Meters
 from rankwatch_monitor.serve.run_folder import RunsFolder

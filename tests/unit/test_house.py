@@ -106,6 +106,18 @@ def test_imports_point_down_the_wings(root: Path) -> None:
     assert not upward
 
 
+def test_the_streets_of_decisions_meet_in_the_core() -> None:
+    """What is decided of trips, endings, replicas and stalls meets in the run, and nowhere else."""
+    streets = {"trip", "ending", "replicas", "stalls"}
+    pairs = {
+        (of_file[2], of_other[2])
+        for name in of(MONITOR)
+        for other in imports(name)
+        if (of_file := name.split("."))[1:2] == (of_other := other.split("."))[1:2] == ["decide"] and len(of_other) > 3
+    }
+    assert {pair for pair in pairs if streets >= set(pair) and len(set(pair)) == 2} == {("ending", "replicas")}  # suspects
+
+
 def test_no_file_imports_itself_in_a_circle() -> None:
     inner = {name: {other for other in imports(name) if other in FILES and other != "rankwatch"} for name in FILES}
     list(TopologicalSorter(inner).static_order())
@@ -165,13 +177,13 @@ def test_only_the_doctor_and_the_agreement_meet_at_a_store() -> None:
          " doctor.checks.reach"),
         ("starlette", "views.ui.server"),
         ("uvicorn", "views.ui.server"),
-        ("sqlite3", "record.schema record.store record.reader record.sound record.disk"),
+        ("sqlite3", "record.schema record.store record.reader record.checked record.disk"),
         (
             "numpy",
             "record.layout record.digest record.headroom record.store record.reader record.jumps record.origin"
             " record.course record.recent"
-            " decide.table_layout decide.votes decide.replicated_rows decide.learned"
-            " decide.replica_group decide.gathers decide.replicas decide.weighing"
+            " decide.replicas.table_layout decide.replicas.votes decide.replicas.replicated_rows decide.replicas.inferred"
+            " decide.replicas.replica_group decide.replicas.gathers decide.replicas.comparison decide.replicas.patterns"
             " views.ui.grids views.ui.bins views.ui.curves views.ui.by_rank views.ui.sources"
             " views.export.rows views.export.parquet views.export.events views.export.written views.fleet.row",
         ),

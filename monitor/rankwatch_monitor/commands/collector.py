@@ -14,7 +14,7 @@ from rankwatch.shared.link import wire
 from rankwatch.shared.system.installed import to_add
 from rankwatch.shared.system.log_lines import write_log
 
-from ..decide.options import Options
+from ..decide.core.options import Options
 from ..serve.collector import DEFAULT_LISTEN
 from ..serve.daemon import run_daemon
 from ..serve.metrics.meters import Meters

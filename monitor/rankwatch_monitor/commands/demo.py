@@ -14,7 +14,7 @@ from rankwatch.shared.system.installed import to_add
 from rankwatch.shared.system.log_lines import asked_for, write_log
 from rankwatch.shared.system.on_terminal import as_shown
 
-from ..decide.options import Options
+from ..decide.core.options import Options
 from ..serve.launcher import run_command
 from . import arguments as types
 

@@ -24,7 +24,7 @@ from rankwatch.shared.printable import printable
 from rankwatch.shared.system.exit_queue import end_process
 from rankwatch.shared.types import messages
 
-from ..decide.effects import (
+from ..decide.core.effects import (
     Alert,
     Effect,
     EndProcess,
@@ -38,8 +38,8 @@ from ..decide.effects import (
     SendAll,
     Show,
 )
-from ..decide.journal import JobEnded, JobInterrupted
-from ..decide.ledger import (
+from ..decide.core.journal import JobEnded, JobInterrupted
+from ..decide.core.ledger import (
     CommandEnded,
     Disconnected,
     Event,
@@ -51,8 +51,8 @@ from ..decide.ledger import (
     Tick,
     Unrecorded,
 )
-from ..decide.options import Options
-from ..decide.report import Report
+from ..decide.core.options import Options
+from ..decide.core.report import Report
 from ..record.reader import RunRecord
 from ..record.schema import StoreError
 from ..record.store import Limits
@@ -60,12 +60,12 @@ from .archiver import Archiver
 from .backlog import Backlog
 from .credentials import Credentials
 from .decoder import DecoderThread, decode
-from .exits import ExitWatch
+from .fair_queue import Turns, is_long
 from .inbox import Ended, Inbox, Item, Letter
 from .metrics.meters import LoopCounts, Meters
+from .process_ends import ExitWatch
 from .publisher import Publisher
 from .run_folder import RunsFolder
-from .turns import Turns, is_long
 from .writer import RecordWriter
 
 log = logging.getLogger(__name__)

@@ -12,14 +12,14 @@ from types import FrameType
 
 from rankwatch.shared.system.on_terminal import as_shown
 
-from ..decide.options import Options
-from ..decide.report import Report
+from ..decide.core.options import Options
+from ..decide.core.report import Report
 from ..views import text
 from .archiver import Archiver
 from .collector import Collector
 from .metrics.meters import Meters
+from .niceness import SWITCH_INTERVAL
 from .notifier import Notifier
-from .precedence import SWITCH_INTERVAL
 from .printer import Printer
 from .run_folder import RunsFolder
 

@@ -24,8 +24,8 @@ from rankwatch.shared.system.log_lines import is_json
 from rankwatch.shared.system.on_terminal import as_shown
 from rankwatch.shared.system.resources import lack
 
-from ..decide.options import Options
-from ..decide.report import Outcome, Report
+from ..decide.core.options import Options
+from ..decide.core.report import Outcome, Report
 from ..views import text
 from .archiver import Archiver
 from .collector import Collector, raise_descriptor_limit

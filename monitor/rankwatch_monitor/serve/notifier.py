@@ -18,8 +18,8 @@ from typing import Any
 
 from rankwatch.shared.printable import one_line, printable
 
-from ..decide.effects import Alert
-from ..decide.report import Outcome, Report
+from ..decide.core.effects import Alert
+from ..decide.core.report import Outcome, Report
 from ..views import as_json
 
 log = logging.getLogger(__name__)

@@ -22,9 +22,9 @@ from rankwatch.shared.types import messages
 from rankwatch.shared.types.tuning import Check, Tuning
 from rankwatch.tell import link as link_module
 from rankwatch.tell import spool as spool_module
-from rankwatch_monitor.decide.journal import Closed
-from rankwatch_monitor.decide.ledger import Disconnected, Received
-from rankwatch_monitor.decide.options import Options
+from rankwatch_monitor.decide.core.journal import Closed
+from rankwatch_monitor.decide.core.ledger import Disconnected, Received
+from rankwatch_monitor.decide.core.options import Options
 from rankwatch_monitor.record.reader import RunRecord
 from rankwatch_monitor.record.schema import FILE
 from rankwatch_monitor.serve import backlog, control

@@ -14,9 +14,9 @@ from rankwatch.shared.types.frame import NO_LOSS, NO_STAGE
 from rankwatch.shared.types.gpu import Gpu
 from rankwatch.shared.types.notice import describe_notice
 
-from ...decide.journal import Left
-from ...decide.report import RankRow, Report
-from ...decide.suspects import Suspect, suspects_of
+from ...decide.core.journal import Left
+from ...decide.core.report import RankRow, Report
+from ...decide.ending.suspects import Suspect, suspects_of
 from ...record import replay
 from ...record.reader import RunRecord
 from ...record.schema import StoreError

@@ -24,9 +24,9 @@ import records
 from makers import INF
 from rankwatch.errors import UsageError
 from rankwatch.shared.types import messages
-from rankwatch_monitor.decide.desync import Desync, DesyncPattern
-from rankwatch_monitor.decide.journal import NO_RANK, Closed, Decided, Desynced, Entry, Left, Opened
-from rankwatch_monitor.decide.report import Outcome, RankState
+from rankwatch_monitor.decide.core.journal import NO_RANK, Closed, Decided, Desynced, Entry, Left, Opened
+from rankwatch_monitor.decide.core.report import Outcome, RankState
+from rankwatch_monitor.decide.replicas.desync import Desync, DesyncPattern
 from rankwatch_monitor.record.reader import RunRecord
 from rankwatch_monitor.record.schema import FILE
 from rankwatch_monitor.record.store import Limits, Store
