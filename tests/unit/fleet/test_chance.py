@@ -10,8 +10,8 @@ from fractions import Fraction
 
 import pytest
 
-from rankwatch_monitor.views.fleet.chance import LEVEL, stands_out, tail
-from rankwatch_monitor.views.fleet.findings import Hours, Suspicion, attributed, machines_of
+from rankwatch_fleet.chance import LEVEL, stands_out, tail
+from rankwatch_fleet.findings import Hours, Suspicion, attributed, machines_of
 
 
 def exact(k: int, n: int, p: Fraction) -> Fraction:

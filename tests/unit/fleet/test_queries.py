@@ -14,8 +14,8 @@ import pytest
 import fleets
 from e2e.pages import PAGES, blocks
 from jobs import environment
-from rankwatch_monitor.views.fleet import as_json, page, query, text
-from rankwatch_monitor.views.fleet.findings import Fleet
+from rankwatch_fleet import as_json, page, query, text
+from rankwatch_fleet.findings import Fleet
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_the_documented_query_on_spark(archive: Path) -> None:
 
 SHOW = """
 import sys
-from rankwatch_monitor.views.fleet.query import _opened
+from rankwatch_fleet.query import _opened
 with _opened(sys.argv[1]) as (database, _):
     print(database.execute("SELECT current_setting('enable_progress_bar')").fetchall())
 """

@@ -24,6 +24,9 @@ import records
 from makers import INF
 from rankwatch.errors import UsageError
 from rankwatch.shared.types import messages
+from rankwatch_fleet import archive, as_json, page, query, text
+from rankwatch_fleet.layout import MAX_DIGESTS, file_of, folder_of, id_of
+from rankwatch_fleet.row import row_of
 from rankwatch_monitor.decide.core.journal import NO_RANK, Closed, Decided, Desynced, Entry, Left, Opened
 from rankwatch_monitor.decide.core.report import Outcome, RankState
 from rankwatch_monitor.decide.replicas.desync import Desync, DesyncPattern
@@ -31,9 +34,6 @@ from rankwatch_monitor.record.reader import RunRecord
 from rankwatch_monitor.record.schema import FILE
 from rankwatch_monitor.record.store import Limits, Store
 from rankwatch_monitor.views.export import target
-from rankwatch_monitor.views.fleet import archive, as_json, page, query, text
-from rankwatch_monitor.views.fleet.layout import MAX_DIGESTS, file_of, folder_of, id_of
-from rankwatch_monitor.views.fleet.row import row_of
 
 
 @pytest.fixture(params=["local", "file://", "memory://"])
@@ -162,7 +162,7 @@ def test_a_run_whose_collector_was_killed_has_the_hours_of_its_batches(url: str,
 
 
 def test_digests_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rankwatch_monitor.views.fleet import row
+    from rankwatch_fleet import row
 
     monkeypatch.setattr(row, "MAX_DIGESTS", 8)
     assert MAX_DIGESTS > 8

@@ -13,15 +13,15 @@ from rankwatch.shared.types import messages
 from rankwatch.shared.types.frame import NO_LOSS, NO_STAGE
 from rankwatch.shared.types.gpu import Gpu
 from rankwatch.shared.types.notice import describe_notice
+from rankwatch_monitor.decide.core.journal import Left
+from rankwatch_monitor.decide.core.report import RankRow, Report
+from rankwatch_monitor.record import replay
+from rankwatch_monitor.record.reader import RunRecord
+from rankwatch_monitor.record.schema import StoreError
+from rankwatch_monitor.views import as_json, closeup
 
-from ...decide.core.journal import Left
-from ...decide.core.report import RankRow, Report
-from ...decide.ending.suspects import Suspect, suspects_of
-from ...record import replay
-from ...record.reader import RunRecord
-from ...record.schema import StoreError
-from .. import as_json, closeup
 from .layout import MAX_DIGESTS, day_of, id_of
+from .suspects import Suspect, suspects_of
 
 UNFINISHED = "unfinished"
 """The outcome of a run whose collector was killed, and that no other collector took over."""

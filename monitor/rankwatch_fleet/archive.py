@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 
 from rankwatch import __version__
 from rankwatch.errors import UsageError
+from rankwatch_monitor.record.reader import RunRecord
+from rankwatch_monitor.views.export.target import FileSystem, explained, folder_at, replaced
+from rankwatch_monitor.views.export.urls import shown
 
-from ...record.reader import RunRecord
-from ..export.target import FileSystem, explained, folder_at, replaced
-from ..export.urls import shown
 from .layout import MERGED, SCHEMA, file_of, folder_of
 from .row import row_of
 

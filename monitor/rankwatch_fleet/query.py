@@ -12,9 +12,9 @@ from typing import Any
 import duckdb
 
 from rankwatch.errors import UsageError
+from rankwatch_monitor.views.export.target import folder_at, is_local
+from rankwatch_monitor.views.export.urls import shown
 
-from ..export.target import folder_at, is_local
-from ..export.urls import shown
 from .findings import Fleet, Hours, Recurring, Suspicion, Version, attributed, machines_of
 
 MEMORY = "200MB"
