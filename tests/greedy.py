@@ -22,8 +22,8 @@ import zmq
 import makers
 from rankwatch.shared.link import connection as connections
 from rankwatch.shared.link import sockets, wire
-from rankwatch.shared.link.codec import MAX_RANKS
 from rankwatch.shared.types import messages
+from rankwatch.shared.types.fields import MAX_RANKS
 from rankwatch.shared.types.fingerprint import FingerprintRow, FingerprintTable, RankMesh
 from rankwatch.shared.types.frame import FrameTable
 from rankwatch.shared.types.gpu import Gpu

@@ -102,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _say_error(str(error))
         return error.exit_code
     except ImportError as error:  # `resource` on Windows, say: the other commands still work
-        from rankwatch.shared.system.missing import describe_missing
+        from rankwatch.shared.system.installed import describe_missing
 
         _say_error(describe_missing("this command", error))
         return EXIT_ERROR

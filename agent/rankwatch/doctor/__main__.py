@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..errors import EXIT_ERROR, UsageError
 from ..shared.printable import page
-from ..shared.system.missing import describe_missing
+from ..shared.system.installed import describe_missing
 from ..shared.system.standard_output import OutputError, checked_output
 from ..tell.abort import say, write_error_file
 from .doctor_options import DoctorOptions, parse

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from ..errors import EXIT_ERROR, RankwatchError, UsageError
 from ..shared.printable import page, paragraph
-from ..shared.system.missing import describe_missing
+from ..shared.system.installed import describe_missing
 from ..shared.system.standard_output import checked_output
 from .replay_options import parse
 

@@ -64,19 +64,18 @@ def whole(name: str, least: int, most: int) -> Callable[[str], int]:
 
 
 def patterns(text: str) -> tuple[str, ...]:
-    from rankwatch.shared.link import wire  # here, so that commands without patterns start faster
-    from rankwatch.shared.types import fields
+    from rankwatch.shared.types import fields, tuning  # here, so that commands without patterns start faster
 
-    parts = _split(text, wire.MAX_PATTERNS)
+    parts = _split(text, tuning.MAX_PATTERNS)
     if any(len(part) > fields.MAX_NAME for part in parts):
         raise argparse.ArgumentTypeError(f"expected patterns of at most {fields.MAX_NAME} characters")
     return parts
 
 
 def batches(text: str) -> tuple[int, ...]:
-    from rankwatch.shared.link import wire
+    from rankwatch.shared.types import tuning
 
-    return tuple(map(whole("for each batch", 0, 1 << 62), _split(text, wire.MAX_TRACED)))
+    return tuple(map(whole("for each batch", 0, 1 << 62), _split(text, tuning.MAX_TRACED)))
 
 
 def listening(text: str) -> tuple[str, int]:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rankwatch.errors import UsageError
-from rankwatch.shared.link import wire
 from rankwatch.shared.system.installed import to_add
 from rankwatch.shared.system.log_lines import write_log
+from rankwatch.shared.types.tuning import MAX_EVERY
 
 from ..decide.core.options import Options
 from ..serve.collector import DEFAULT_LISTEN
@@ -117,7 +117,7 @@ def add_collector_options(parser: argparse.ArgumentParser, listen: str | None, l
         parser,
         "--every",
         metavar="K",
-        type=types.whole("K", 1, wire.MAX_EVERY),
+        type=types.whole("K", 1, MAX_EVERY),
         help="measure each K-th batch only, whatever the ranks' own option says (default: the ranks' own option)",
     )
     types.add_option(parser, "--metrics-per-rank", action="store_true", help="serve metrics of each rank, too")

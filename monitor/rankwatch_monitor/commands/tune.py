@@ -7,10 +7,9 @@ import sys
 
 from rankwatch.errors import UsageError
 from rankwatch.shared.link import connection as connections
-from rankwatch.shared.link import wire
 from rankwatch.shared.printable import printable
 from rankwatch.shared.types import messages
-from rankwatch.shared.types.tuning import NO_CHANGE, Check, Tuning
+from rankwatch.shared.types.tuning import MAX_EVERY, NO_CHANGE, Check, Tuning
 
 from ..serve import control
 from . import arguments as types
@@ -20,7 +19,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     types.describe(parser, "An empty list ('') clears the list. Options that are not given do not change.")
     parser.add_argument("run", nargs="?", default="", metavar="RUN", help="the run's name, such as train-0 (default: all)")
     types.add_connection(parser)
-    parser.add_argument("--every", metavar="K", type=types.whole("K", 1, wire.MAX_EVERY), help="measure each K-th batch")
+    parser.add_argument("--every", metavar="K", type=types.whole("K", 1, MAX_EVERY), help="measure each K-th batch")
     for name, text in (("modules", "modules to measure; '' for all"), ("ignore", "module or module:label that never trip")):
         parser.add_argument(f"--{name}", metavar="PATTERN,...", type=types.patterns, help=f"patterns of {text}")
     batches = {"metavar": "N,...", "type": types.batches, "help": "batches to print and record frame by frame"}

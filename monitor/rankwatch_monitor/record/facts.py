@@ -7,9 +7,9 @@ import json
 from typing import Any, cast
 
 from rankwatch.shared.link import wire
-from rankwatch.shared.link.codec import MAX_RANKS
 from rankwatch.shared.printable import cleaned, paragraph
 from rankwatch.shared.types import messages
+from rankwatch.shared.types.fields import MAX_RANKS
 
 from ..decide.core import journal
 from ..decide.core.gaps import Gap, describe_gap

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import zmq
 
-from rankwatch.shared.link import codec as data
 from rankwatch.shared.link import sockets, wire
 from rankwatch.shared.link.own_time import OwnTime
 from rankwatch.shared.link.wake import Wake
 from rankwatch.shared.printable import printable
 from rankwatch.shared.system.exit_queue import end_process
 from rankwatch.shared.types import messages
+from rankwatch.shared.types.fields import MAX_RANKS
 
 from ..decide.core.effects import (
     Alert,
@@ -478,7 +478,7 @@ def raise_descriptor_limit() -> int:
     """
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    room = data.MAX_RANKS if hard == resource.RLIM_INFINITY else hard - OWN_FILES
+    room = MAX_RANKS if hard == resource.RLIM_INFINITY else hard - OWN_FILES
     if room < FEW_RANKS:
         log.warning("this process may have %d files open, so at most %d ranks can connect: raise `ulimit -Hn`", hard, room)
     return room

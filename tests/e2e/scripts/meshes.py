@@ -133,12 +133,12 @@ def run(make: Callable[[], nn.Module], *, before: nn.Module | None = None) -> di
     torch.manual_seed(dist.get_rank())
     model(torch.rand(2, 6)).sum().backward()
     table = seen.laid[0].table
+    table.check_parts()
     return {
         "rows": table.rows,
         "apart": [one.row.parameter for one in seen.laid[0].apart],
         "meshes": [dataclasses.astuple(mesh) for mesh in table.meshes],
         "inputs": table.inputs and dataclasses.astuple(table.inputs),
-        "is_valid": table.is_valid,
         "own": seen.own,
         "gathered": seen.gathered,
     }

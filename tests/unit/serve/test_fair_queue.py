@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 import makers
 from rankwatch.shared.link import wire
-from rankwatch.shared.link.codec import MAX_RANKS
 from rankwatch.shared.types import messages
+from rankwatch.shared.types.fields import MAX_RANKS
 from rankwatch.shared.types.fingerprint import FingerprintTable, RankMesh
 from rankwatch.shared.types.frame import FrameTable
 from rankwatch_monitor.decide.core.budget import WORK_AT_ONCE, WORK_PER_SECOND

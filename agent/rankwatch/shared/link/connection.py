@@ -7,7 +7,7 @@ import json
 import os
 import stat
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from ...errors import ConnectionFileError
@@ -127,8 +127,7 @@ def _parse(text: str, where: str) -> Connection:
     try:
         body = json.loads(text)
         major = body["rankwatch_connection"][0]
-        fields = [body.get(name) for name in ("address", "server_public", "client_public", "client_secret", "job")]
-        for_job_alone = body.get("for_job_alone")
+        given = {field.name: body.get(field.name) for field in fields(Connection)}
     except (ValueError, KeyError, IndexError, TypeError):
         raise ConnectionFileError(f"{where} is malformed: write it anew with `rankwatch collector`") from None
     if major != FORMAT[0]:
@@ -136,13 +135,13 @@ def _parse(text: str, where: str) -> Connection:
             f"{where} is of version {printable(str(major), 64)}, this rankwatch reads version {FORMAT[0]}: "
             "use the same release on both sides"
         )
-    is_typed = all(isinstance(field, str) for field in fields) and isinstance(for_job_alone, bool)
-    if not is_typed or cleaned(fields[:4]) != fields[:4] or {len(key) for key in fields[1:4]} not in ({40}, {0}):
+    *texts, for_job_alone = given.values()
+    is_typed = all(isinstance(text, str) for text in texts) and isinstance(for_job_alone, bool)
+    if not is_typed or cleaned(texts[:4]) != texts[:4] or {len(key) for key in texts[1:4]} not in ({40}, {0}):
         raise ConnectionFileError(f"{where} is malformed: a field is missing or of a wrong type or length")
-    address, server_public, client_public, client_secret, job = fields
-    connection = Connection(address, server_public, client_public, client_secret, printable(job), for_job_alone)
-    if not connection.is_encrypted and not is_loopback(address.removeprefix("tcp://").rpartition(":")[0]):
+    connection = Connection(**given | {"job": printable(given["job"])})
+    if not connection.is_encrypted and not is_loopback(connection.address.removeprefix("tcp://").rpartition(":")[0]):
         raise ConnectionFileError(
-            f"{where} has no keys, and {address} is not this machine: plain text is for loopback alone"
+            f"{where} has no keys, and {connection.address} is not this machine: plain text is for loopback alone"
         )
     return connection

@@ -8,84 +8,17 @@ which names the kind and the field. It makes all texts printable: names in one l
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, get_args
 
 import msgpack
 
 from ...errors import ProtocolError
-from ..types.fields import (
-    Field,
-    check_bool,
-    check_list,
-    check_str,
-    cut,
-    integer,
-    lines,
-    list_of,
-    number,
-    one_of,
-    optional,
-    same,
-    string,
-)
-from ..types.frame import NO_STAGE
-from ..types.gpu import Gpu
-from ..types.messages import (
-    MAX_STACK_LINE,
-    MAX_STACK_LINES,
-    MAX_START,
-    OUTCOMES,
-    PHASES,
-    REMEDIES,
-    Abort,
-    Ack,
-    Batch,
-    Beat,
-    Bye,
-    Error,
-    Fingerprinted,
-    Fingerprints,
-    Hello,
-    Inspect,
-    Inspected,
-    Invite,
-    Invited,
-    LookedCloser,
-    Message,
-    Noticed,
-    Off,
-    Probe,
-    Stay,
-    Table,
-    Tripped,
-    Tune,
-    Tuned,
-    Unknown,
-    Welcome,
-)
-from ..types.tuning import Check, Tuning
-from .codec import (
-    MAX_RANKS,
-    MAX_ROWS,
-    MAX_TEXT,
-    check_moment,
-    read_closeup,
-    read_fingerprint,
-    read_fingerprint_table,
-    read_notice,
-    read_summary,
-    read_table,
-    read_trip,
-    write_closeup,
-    write_fingerprint,
-    write_fingerprint_table,
-    write_notice,
-    write_spec,
-    write_summary,
-    write_trip,
-)
+from ..printable import printable
+from ..types.fields import MAX_NAME, MAX_ROWS
+from ..types.messages import Message, Unknown
+from .codec import SHORT_ARRAY, FieldArray
 
 VERSION = (1, 0)
 """Major, minor."""
@@ -94,27 +27,17 @@ MAX_MESSAGE_BYTES = 32 * 1024 * 1024
 SHORT_BYTES, REMEMBERED_BYTES = 16, 1024 * 1024
 """Messages up to SHORT_BYTES and tables up to REMEMBERED_BYTES are decoded once and cached."""
 
-SHORT_ARRAY = 64
-"""An array header that claims so many items costs next to nothing, even if the items are missing."""
-
 PART_BYTES = 16 * 1024
 """What is unpacked at once: in less than a millisecond."""
 
 MAX_DEPTH = 16
 """Arrays in arrays of a long message."""
 
-MAX_MODELS = 1 << 16
-MAX_GPU_TEXT = 128
-MAX_PATTERNS = 256
-MAX_TRACED = 10_000
-MAX_EVERY = 1 << 31
-
 
 def encode(message: Message) -> bytes:
     """The bytes of a message."""
-    kind, layout = _LAYOUT_OF[type(message)]
-    values = [pair.encode(getattr(message, name)) for name, pair in layout]
-    packed: bytes = msgpack.packb([kind, *values], use_bin_type=True)
+    kind, array = _ARRAY_OF[type(message)]
+    packed: bytes = msgpack.packb([kind, *array.write(message)], use_bin_type=True)
     return packed
 
 
@@ -131,54 +54,31 @@ def decode(data: bytes | memoryview) -> Message:
     return _decode_once(bytes(data)) if len(data) <= REMEMBERED_BYTES and is_table(data) else _decode(data)
 
 
-def is_table(data: bytes | memoryview) -> bool:
-    """Whether these bytes, if they are a message at all, are a TABLE or FINGERPRINTS."""
-    return bool(data[1:7] == _TABLE_HEAD) or is_fingerprints(data)
+def _teller_of(kind: str, begin: int = 1) -> Callable[[bytes | memoryview], bool]:
+    """What tells whether bytes are of this kind, if they are a message at all. Its name ``begin``s after the array's header."""
+    head: bytes = msgpack.packb(kind)
+    end = begin + len(head)
+    return lambda data: data[begin:end] == head
 
 
-def is_fingerprints(data: bytes | memoryview) -> bool:
-    """Whether these bytes, if they are a message at all, are FINGERPRINTS."""
-    return bool(data[1:14] == _FINGERPRINTS_HEAD)
+is_fingerprints, is_batch, is_fingerprint = map(_teller_of, ("FINGERPRINTS", "BATCH", "FINGERPRINT"))
+is_beat, is_abort, is_trip, is_ack = map(_teller_of, ("BEAT", "ABORT", "TRIP", "ACK"))
+_is_specs, _is_short_hello, _is_long_hello = _teller_of("TABLE"), _teller_of("HELLO"), _teller_of("HELLO", 3)
 
 
 def is_hello(data: bytes | memoryview) -> bool:
-    """Whether these bytes, if they are a message at all, are a HELLO. With more than 15 fields, its header has three bytes."""
-    return bool(data[1:7] == _HELLO_HEAD or data[3:9] == _HELLO_HEAD)
+    """With more than 15 fields, its header has three bytes."""
+    return _is_long_hello(data) or _is_short_hello(data)
+
+
+def is_table(data: bytes | memoryview) -> bool:
+    """Whether these bytes, if they are a message at all, are a TABLE or FINGERPRINTS."""
+    return _is_specs(data) or is_fingerprints(data)
 
 
 def is_columns(data: bytes | memoryview) -> bool:
     """Whether these bytes, if they are a message at all, are a BATCH or FINGERPRINT: they decode fast, however long."""
     return is_batch(data) or is_fingerprint(data)
-
-
-def is_batch(data: bytes | memoryview) -> bool:
-    """Whether these bytes, if they are a message at all, are a BATCH."""
-    return bool(data[1:7] == _BATCH_HEAD)
-
-
-def is_fingerprint(data: bytes | memoryview) -> bool:
-    """Whether these bytes, if they are a message at all, are a FINGERPRINT."""
-    return bool(data[1:13] == _FINGERPRINT_HEAD)
-
-
-def is_beat(data: bytes | memoryview) -> bool:
-    """Whether these bytes, if they are a message at all, are a BEAT."""
-    return bool(data[1:6] == _BEAT_HEAD)
-
-
-def is_abort(data: bytes | memoryview) -> bool:
-    """Whether these bytes, if they are a message at all, are an ABORT."""
-    return bool(data[1:7] == _ABORT_HEAD)
-
-
-def is_trip(data: bytes | memoryview) -> bool:
-    """Whether these bytes, if they are a message at all, are a TRIP."""
-    return bool(data[1:6] == _TRIP_HEAD)
-
-
-def is_ack(data: bytes | memoryview) -> bool:
-    """Whether these bytes, if they are a message at all, are an ACK."""
-    return bool(data[1:5] == _ACK_HEAD)
 
 
 def _decode(data: bytes | memoryview) -> Message:
@@ -189,18 +89,15 @@ def _decode(data: bytes | memoryview) -> Message:
     if not isinstance(parts, list) or not parts or not isinstance(parts[0], str):
         raise ProtocolError("not a message: no array that begins with a kind")
     kind, *values = parts
-    if kind not in _READERS:
-        return Unknown(cut(kind))
-    cls, names, readers = _READERS[kind]
-    if len(values) < len(readers):
-        raise ProtocolError(f"{kind}: {len(values)} fields instead of {len(readers)}")
-    fields: list[Any] = []
+    array = _ARRAYS.get(kind)
+    if array is None:
+        return Unknown(printable(kind, MAX_NAME))
+    if len(values) < len(array):
+        raise ProtocolError(f"{kind}: {len(values)} fields instead of {len(array)}")
     try:
-        for read, value in zip(readers, values, strict=False):
-            fields.append(read(value))
-    except (ValueError, TypeError, OverflowError) as error:
-        raise ProtocolError(f"{kind}.{names[len(fields)]}: {error}") from None
-    message: Message = cls(*fields)
+        message: Message = array.read_open(values)
+    except ValueError as error:
+        raise ProtocolError(f"{kind}.{error}") from None
     return message
 
 
@@ -208,9 +105,6 @@ def _decode(data: bytes | memoryview) -> Message:
 _decode_once = lru_cache(maxsize=8)(_decode)
 # All ranks acknowledge an abort at once, in the same few bytes.
 _decode_short = lru_cache(maxsize=64)(_decode)
-_TABLE_HEAD, _BATCH_HEAD, _BEAT_HEAD, _ACK_HEAD, _ABORT_HEAD = map(msgpack.packb, ("TABLE", "BATCH", "BEAT", "ACK", "ABORT"))
-_HELLO_HEAD, _FINGERPRINT_HEAD, _FINGERPRINTS_HEAD = map(msgpack.packb, ("HELLO", "FINGERPRINT", "FINGERPRINTS"))
-_TRIP_HEAD = msgpack.packb("TRIP")
 
 
 def _unpack(data: bytes | memoryview) -> Any:
@@ -272,104 +166,5 @@ _STRICT: dict[str, Any] = {
     "raw": False, "strict_map_key": True, "max_ext_len": 0, "max_map_len": 0, "max_array_len": SHORT_ARRAY,
 }  # fmt: skip
 
-
-_SEQ, _COUNT, _SECONDS, _TEXT = integer(), integer(), number(), lines(MAX_TEXT)
-_MOMENT = Field(list, check_moment)
-_BOOL = Field(same, check_bool)
-_PATTERNS = optional(list_of(string(), MAX_PATTERNS))
-_CHECKS = one_of(frozenset(Check))
-_TUNING = {
-    "every": optional(integer(1, MAX_EVERY)),
-    "modules": _PATTERNS,
-    "ignore": _PATTERNS,
-    "trace_batch_nums": optional(list_of(integer(), MAX_TRACED)),
-    "check": optional(Field(str, lambda value: Check(_CHECKS.decode(value)))),
-}
-
-
-def _write_gpu(gpu: Gpu) -> list[str]:
-    return [cut(text, MAX_GPU_TEXT) for text in (gpu.name, gpu.uuid, gpu.bus, gpu.driver)]
-
-
-def _read_gpu(value: Any) -> Gpu:
-    return Gpu(*(check_str(text, MAX_GPU_TEXT) for text in check_list(value, 4, SHORT_ARRAY)[:4]))
-
-
-def _write_tuning(tuning: Tuning) -> list[Any]:
-    return [field.encode(getattr(tuning, name)) for name, field in _TUNING.items()]
-
-
-def _read_tuning(value: Any) -> Tuning:
-    values = check_list(value, len(_TUNING), SHORT_ARRAY)  # a newer minor version may append options
-    options: dict[str, Any] = {}
-    for (name, field), option in zip(_TUNING.items(), values, strict=False):
-        try:
-            options[name] = field.decode(option)
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"{name}: {error}") from None
-    return Tuning(**options)
-
-
-_LAYOUTS: dict[str, tuple[type[Any], dict[str, Field]]] = {
-    "HELLO": (
-        Hello,
-        {
-            "major": integer(0, 1 << 16), "minor": integer(0, 1 << 16),
-            "job": string(), "restart": integer(0, 1 << 31),
-            "rank": integer(0, MAX_RANKS - 1), "world_size": integer(1, MAX_RANKS),
-            "local_rank": integer(0, MAX_RANKS), "host": string(), "pid": integer(), "device": string(), "torch": string(),
-            "incarnation": string(64), "stage": integer(NO_STAGE, MAX_RANKS),
-            "gpu": Field(_write_gpu, _read_gpu), "start": string(MAX_START), "model": integer(0, MAX_MODELS), "age": _SECONDS,
-            "launch": string(MAX_START),
-        },
-    ),
-    "WELCOME": (
-        Welcome,
-        {
-            "run": string(), "heartbeat": number(0.01, 3600), "decision_window": number(0, 3600), "seq": _SEQ,
-            "folder": string(), "host": string(), "window": integer(1),
-        },
-    ),
-    "TABLE": (Table, {"table": Field(lambda table: [write_spec(spec) for spec in table.specs], read_table)}),
-    "BATCH": (Batch, {"seq": _SEQ, "summary": Field(write_summary, read_summary)}),
-    "TRIP": (Tripped, {"seq": _SEQ, "trip": Field(write_trip, read_trip)}),
-    "CLOSEUP": (LookedCloser, {"seq": _SEQ, "closeup": Field(write_closeup, read_closeup)}),
-    "FINGERPRINTS": (Fingerprints, {"table": Field(write_fingerprint_table, read_fingerprint_table)}),
-    "FINGERPRINT": (Fingerprinted, {"seq": _SEQ, "fingerprint": Field(write_fingerprint, read_fingerprint)}),
-    "OFF": (Off, {"seq": _SEQ, "text": _TEXT}),
-    "BEAT": (
-        Beat,
-        {"moment": _MOMENT, "phase": one_of(PHASES), "queued": _COUNT, "dropped": _COUNT, "time": _SECONDS,
-         "holds": _BOOL, "orphaned": _BOOL},
-    ),
-    "PROBE": (Probe, {"moment": _MOMENT}),
-    "INSPECT": (Inspect, {"number": _SEQ}),
-    "INSPECTED": (
-        Inspected,
-        {"number": _SEQ, "waits": string(MAX_STACK_LINE), "lines": list_of(string(MAX_STACK_LINE), MAX_STACK_LINES)},
-    ),
-    "ABORT": (Abort, {"reason": _TEXT, "rank": integer(-1, MAX_RANKS), "time": _SECONDS, "grace": number(0, 86400),
-                       "hold_limit": number(0, 86400), "batch": integer(-1), "module": string(), "cause": string(64)}),
-    "STAY": (Stay, {"seconds": number(0, 86400)}),
-    "ACK": (Ack, {"seq": _SEQ, "abort": _BOOL, "handled": _SEQ}),
-    "BYE": (Bye, {"seq": _SEQ, "outcome": one_of(OUTCOMES), "text": _TEXT, "moment": _MOMENT}),
-    "ERROR": (Error, {"text": _TEXT, "remedy": one_of(REMEDIES)}),
-    "NOTICE": (Noticed, {"seq": _SEQ, "notice": Field(write_notice, read_notice)}),
-    "TUNE": (Tune, {"run": string(), "tuning": Field(_write_tuning, _read_tuning)}),
-    "TUNED": (
-        Tuned,
-        {"runs": list_of(string(), MAX_PATTERNS), "ranks": _COUNT, "mistyped": list_of(string(MAX_TEXT), MAX_PATTERNS)},
-    ),
-    "INVITE": (Invite, {"job": string()}),
-    "INVITED": (Invited, {"job": string(), "client_public": string(40), "client_secret": string(40)}),
-}  # fmt: skip
-
-_READERS = {
-    kind: (cls, tuple(fields), tuple(field.decode for field in fields.values())) for kind, (cls, fields) in _LAYOUTS.items()
-}
-_LAYOUT_OF = {cls: (kind, tuple(fields.items())) for kind, (cls, fields) in _LAYOUTS.items()}
-
-_CHECKED: list[tuple[type[Any], dict[str, Field]]] = [*_LAYOUTS.values(), (Tuning, _TUNING)]
-for _cls, _fields in _CHECKED:
-    if [field.name for field in dataclasses.fields(_cls)] != list(_fields):
-        raise AssertionError(f"the layout of {_cls.__name__} does not follow its fields")
+_ARRAY_OF = {cls: (cls.KIND, FieldArray(cls)) for cls in get_args(Message) if cls is not Unknown}
+_ARRAYS = dict(_ARRAY_OF.values())

@@ -64,18 +64,17 @@ def identify(environ: Mapping[str, str] | None = None, group: tuple[int, int] | 
     )
 
 
-def unnamed_job(who: Identity, environ: Mapping[str, str] | None = None) -> str:
+def unnamed_job(who: Identity) -> str:
     """A name for a job that has none: the same on all of its ranks, and different in other jobs."""
-    env = os.environ if environ is None else environ
-    if who.world_size > 1 and "MASTER_ADDR" in env:
-        return f"{env['MASTER_ADDR']}-{env.get('MASTER_PORT', '')}"
+    if who.world_size > 1 and "MASTER_ADDR" in os.environ:
+        return f"{os.environ['MASTER_ADDR']}-{os.environ.get('MASTER_PORT', '')}"
     starter = os.getppid() if who.world_size > 1 else who.pid  # the process that called mp.spawn, say
     return f"{who.host}-{starter}"
 
 
-def safe_name(text: str, limit: int = 64) -> str:
-    """``text`` as a file name: letters, digits, ``.``, ``_`` and ``-``; never empty, hidden or longer than ``limit``."""
-    return re.sub(r"[^A-Za-z0-9._-]", "_", text).lstrip(".-")[:limit] or "run"
+def safe_name(text: str) -> str:
+    """``text`` as a file name: letters, digits, ``.``, ``_`` and ``-``; never empty, hidden or longer than 64."""
+    return re.sub(r"[^A-Za-z0-9._-]", "_", text).lstrip(".-")[:64] or "run"
 
 
 def _job(env: Mapping[str, str]) -> str:

@@ -17,7 +17,7 @@ THREADS = 16
 """Of a collector, or a link, and of ZeroMQ."""
 
 
-def lack(descriptors: int = DESCRIPTORS, memory: int = MEMORY) -> str:
+def lack(descriptors: int = DESCRIPTORS) -> str:
     """What this process lacks, in words; empty: nothing."""
     opened: list[int] = []
     try:
@@ -30,9 +30,9 @@ def lack(descriptors: int = DESCRIPTORS, memory: int = MEMORY) -> str:
             with suppress(OSError):
                 os.close(descriptor)
     try:
-        mmap.mmap(-1, memory).close()
+        mmap.mmap(-1, MEMORY).close()
     except (OSError, MemoryError, ValueError) as error:
-        return f"less than {memory >> 20} MiB of memory is left ({error}; see `ulimit -v`)"
+        return f"less than {MEMORY >> 20} MiB of memory is left ({error}; see `ulimit -v`)"
     is_over = threading.Event()
     started: list[threading.Thread] = []
     try:

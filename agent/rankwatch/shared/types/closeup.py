@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+from .fields import MAX_DIMS, AnyFloat, Dtype, Items
 from .frame import State
 from .trip import Operator
 
@@ -12,9 +13,9 @@ from .trip import Operator
 class Precision(NamedTuple):
     """The outputs of the module, computed once more in this dtype. ``abs_max`` is 0 unless they are finite."""
 
-    dtype: str
+    dtype: Dtype
     state: State
-    abs_max: float
+    abs_max: AnyFloat
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class CloseUp:
     operator: Operator | None = None
     recurred: int = 0
     of: int = 0
-    precision: tuple[Precision, ...] = ()
+    precision: Annotated[tuple[Precision, ...], Items(MAX_DIMS)] = ()
     machine: str = ""
     note: str = ""
     capsule: str = ""

@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeAlias, get_args, get_type_hints
 
 from ...errors import TrainingAborted, UsageError
 from ..str_enum import StrEnum
+from .fields import MAX_CLOSEUP
 from .tuning import Check
 
 if sys.version_info >= (3, 11):
@@ -24,6 +25,8 @@ else:
     import tomli as tomllib
 
 log = logging.getLogger(__name__)
+
+_Checker: TypeAlias = Callable[[Any, str], Any]
 
 
 class Policy(StrEnum):
@@ -59,34 +62,114 @@ class Capsule(StrEnum):
     OFF = "off"
 
 
+# Each of these is given a value, and "NAME=VALUE" for its error, and returns the value as Config has it.
+
+
+def _at_least(least: int) -> _Checker:
+    def check(value: Any, where: str) -> int:
+        try:
+            number = int(value)
+        except (TypeError, ValueError):
+            raise UsageError(f"{where}: expected a whole number") from None
+        if isinstance(value, float) or number < least:
+            raise UsageError(f"{where}: expected a whole number of at least {least}")
+        return number
+
+    return check
+
+
+def _one_of(words: type[StrEnum]) -> _Checker:
+    def check(value: Any, where: str) -> StrEnum:
+        try:
+            return words(value)
+        except ValueError:
+            raise UsageError(f"{where}: expected one of {', '.join(words)}") from None
+
+    return check
+
+
+def _function(what: str) -> _Checker:
+    def check(value: Any, where: str) -> Any:
+        if value is not None and not callable(value):
+            raise UsageError(f"{where}: expected a function {what}")
+        return value
+
+    return check
+
+
+def _unless_none(check: _Checker) -> _Checker:
+    return lambda value, where: None if value is None else check(value, where)
+
+
+def _seconds(value: Any, where: str) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = -1.0
+    if isinstance(value, bool) or not 0.0 <= number <= MAX_CLOSEUP:
+        raise UsageError(f"{where}: expected seconds, from 0 (none) to {MAX_CLOSEUP:g}")
+    return number
+
+
+def _batches(value: Any, where: str) -> frozenset[int]:
+    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
+        raise UsageError(f"{where}: expected batch numbers, such as [149, 150]")
+    return frozenset(_at_least(0)(item, where) for item in value)
+
+
+def _flag(value: Any, where: str) -> bool:
+    words = {True: True, False: False, "1": True, "0": False, "true": True, "false": False}
+    known = value.lower() if isinstance(value, str) else value
+    if known not in words:
+        raise UsageError(f"{where}: expected true or false")
+    return words[known]
+
+
+def _patterns(value: Any, where: str) -> tuple[str, ...]:
+    given = value if isinstance(value, Iterable) and not isinstance(value, (str, bytes)) else [None]
+    patterns = tuple(given)
+    if not all(isinstance(item, str) for item in patterns):
+        raise UsageError(f"{where}: expected a list of name patterns, such as ['*.attn_mask']")
+    return patterns
+
+
+def _path(value: Any, where: str) -> str:
+    if not isinstance(value, (str, os.PathLike)):
+        raise UsageError(f"{where}: expected the path of a connection file")
+    return os.fspath(value)
+
+
 @dataclass(frozen=True, slots=True)
 class Config:
     """The options of one watch; ``watch`` says what each means."""
 
-    max_frames_to_save: int = 21
-    trace_batch_nums: frozenset[int] = frozenset()
-    abort_after_batch_num: int | None = None
-    policy: Policy = Policy.FIRST
-    ignore: tuple[str, ...] = ()
-    check: Check | None = None
-    every: int = 1
-    modules: tuple[str, ...] = ()
-    weights_every: int = 16
-    fingerprints: int = 16
-    gradients: bool = False
-    guard: bool = True
-    loss_scale: Callable[[], float] | None = None
-    max_scale_shrinks: int = 10
-    first_batch: int = 0
-    closeup: float = 2.0
-    capsule: Capsule = Capsule.ON
-    capsule_mib: int = 2048
-    stop: Callable[[TrainingAborted], None] | None = None
-    connection: str | None = None
+    max_frames_to_save: Annotated[int, _at_least(1)] = 21
+    trace_batch_nums: Annotated[frozenset[int], _batches] = frozenset()
+    abort_after_batch_num: Annotated[int | None, _unless_none(_at_least(0))] = None
+    policy: Annotated[Policy, _one_of(Policy)] = Policy.FIRST
+    ignore: Annotated[tuple[str, ...], _patterns] = ()
+    check: Annotated[Check | None, _unless_none(_one_of(Check))] = None
+    every: Annotated[int, _at_least(1)] = 1
+    modules: Annotated[tuple[str, ...], _patterns] = ()
+    weights_every: Annotated[int, _at_least(0)] = 16
+    fingerprints: Annotated[int, _at_least(0)] = 16
+    gradients: Annotated[bool, _flag] = False
+    guard: Annotated[bool, _flag] = True
+    loss_scale: Annotated[Callable[[], float] | None, _function("without arguments that returns the scale in use")] = None
+    max_scale_shrinks: Annotated[int, _at_least(1)] = 10
+    first_batch: Annotated[int, _at_least(0)] = 0
+    closeup: Annotated[float, _seconds] = 2.0
+    capsule: Annotated[Capsule, _one_of(Capsule)] = Capsule.ON
+    capsule_mib: Annotated[int, _at_least(1)] = 2048
+    stop: Annotated[
+        Callable[[TrainingAborted], None] | None, _function("that is given the exception, and has the training stop")
+    ] = None
+    connection: Annotated[str | None, _unless_none(_path)] = None
 
 
-MOST_SECONDS = 3600.0
-"""Of a close-up: the report waits for it."""
+_CHECKS: dict[str, _Checker] = {
+    name: get_args(hint)[1] for name, hint in get_type_hints(Config, include_extras=True).items()
+}
 
 FUNCTIONS = frozenset({"loss_scale", "stop"})
 """Options that only an argument can set."""
@@ -121,11 +204,16 @@ def resolve(environ: Mapping[str, str] | None = None, **arguments: Any) -> Confi
         given = check(argument, f"{name}={argument!r}")
         if given == option.default and env.get(variable):
             text = env[variable]
-            given = check(_PARSE.get(name, _text)(text), f"{variable}={text!r}")
+            is_list = isinstance(option.default, (tuple, frozenset))
+            given = check(_split(text) if is_list else text, f"{variable}={text!r}")
         elif given == option.default and name in in_file:
             given = check(in_file[name], f"{path}: {name} = {in_file[name]!r}")
         values[name] = given
     return Config(**values)
+
+
+def _split(value: str) -> list[str]:
+    return [part.strip() for part in value.split(",") if part.strip()]
 
 
 def read_file(path: Path) -> dict[str, Any]:
@@ -163,119 +251,3 @@ def _warn_of_unknown(env: Mapping[str, str]) -> None:
         if variable.startswith("RANKWATCH_") and variable not in known:
             nearest = get_close_matches(variable, known, n=1, cutoff=0)
             log.warning("rankwatch: %s is no option and does nothing; did you mean %s?", variable, nearest[0])
-
-
-def _text(value: str) -> Any:
-    return value
-
-
-def _split(value: str) -> list[str]:
-    return [part.strip() for part in value.split(",") if part.strip()]
-
-
-def _whole(value: Any, where: str, least: int) -> int:
-    try:
-        number = int(value)
-    except (TypeError, ValueError):
-        raise UsageError(f"{where}: expected a whole number") from None
-    if isinstance(value, float) or number < least:
-        raise UsageError(f"{where}: expected a whole number of at least {least}")
-    return number
-
-
-def _seconds(value: Any, where: str) -> float:
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = -1.0
-    if isinstance(value, bool) or not 0.0 <= number <= MOST_SECONDS:
-        raise UsageError(f"{where}: expected seconds, from 0 (none) to {MOST_SECONDS:g}")
-    return number
-
-
-def _batches(value: Any, where: str) -> frozenset[int]:
-    if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
-        raise UsageError(f"{where}: expected batch numbers, such as [149, 150]")
-    return frozenset(_whole(item, where, 0) for item in value)
-
-
-def _policy(value: Any, where: str) -> Policy:
-    try:
-        return Policy(value)
-    except ValueError:
-        raise UsageError(f"{where}: expected one of {', '.join(policy.value for policy in Policy)}") from None
-
-
-def _check(value: Any, where: str) -> Check | None:
-    if value is None:
-        return None
-    try:
-        return Check(value)
-    except ValueError:
-        raise UsageError(f"{where}: expected one of {', '.join(check.value for check in Check)}") from None
-
-
-def _capsule(value: Any, where: str) -> Capsule:
-    try:
-        return Capsule(value)
-    except ValueError:
-        raise UsageError(f"{where}: expected one of {', '.join(one.value for one in Capsule)}") from None
-
-
-def _flag(value: Any, where: str) -> bool:
-    words = {True: True, False: False, "1": True, "0": False, "true": True, "false": False}
-    known = value.lower() if isinstance(value, str) else value
-    if known not in words:
-        raise UsageError(f"{where}: expected true or false")
-    return words[known]
-
-
-def _loss_scale(value: Any, where: str) -> Callable[[], float] | None:
-    if value is None or callable(value):
-        return value  # type: ignore[no-any-return]
-    raise UsageError(f"{where}: expected a function without arguments that returns the scale in use")
-
-
-def _stop(value: Any, where: str) -> Callable[[TrainingAborted], None] | None:
-    if value is None or callable(value):
-        return value  # type: ignore[no-any-return]
-    raise UsageError(f"{where}: expected a function that is given the exception, and has the training stop")
-
-
-def _patterns(value: Any, where: str) -> tuple[str, ...]:
-    given = value if isinstance(value, Iterable) and not isinstance(value, (str, bytes)) else [None]
-    patterns = tuple(given)
-    if not all(isinstance(item, str) for item in patterns):
-        raise UsageError(f"{where}: expected a list of name patterns, such as ['*.attn_mask']")
-    return patterns
-
-
-def _optional_path(value: Any, where: str) -> str | None:
-    if value is None or isinstance(value, (str, os.PathLike)):
-        return None if value is None else os.fspath(value)
-    raise UsageError(f"{where}: expected the path of a connection file")
-
-
-_CHECKS: dict[str, Callable[[Any, str], Any]] = {
-    "max_frames_to_save": lambda value, where: _whole(value, where, 1),
-    "trace_batch_nums": _batches,
-    "abort_after_batch_num": lambda value, where: None if value is None else _whole(value, where, 0),
-    "policy": _policy,
-    "ignore": _patterns,
-    "check": _check,
-    "every": lambda value, where: _whole(value, where, 1),
-    "modules": _patterns,
-    "weights_every": lambda value, where: _whole(value, where, 0),
-    "fingerprints": lambda value, where: _whole(value, where, 0),
-    "gradients": _flag,
-    "guard": _flag,
-    "loss_scale": _loss_scale,
-    "max_scale_shrinks": lambda value, where: _whole(value, where, 1),
-    "first_batch": lambda value, where: _whole(value, where, 0),
-    "closeup": _seconds,
-    "capsule": _capsule,
-    "capsule_mib": lambda value, where: _whole(value, where, 1),
-    "stop": _stop,
-    "connection": _optional_path,
-}
-_PARSE: dict[str, Callable[[str], Any]] = {"trace_batch_nums": _split, "ignore": _split, "modules": _split}

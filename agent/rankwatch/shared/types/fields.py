@@ -1,22 +1,47 @@
-"""The field types of messages: how a value is written, and how what a peer sent is checked. A wrong value is a ValueError."""
+"""What stands beside a field of a message: how its value is written, and how what a peer sent is checked.
+
+A type alone says: ``str``, one line of at most MAX_NAME characters; ``int``, a whole number from 0 on; ``float``, a number from 0
+on; an enum, one of its members; a dataclass or named tuple, an array of its fields. A field that differs says how, as in
+``Annotated[int, integer(-1)]``, and each tuple how long it may be, as in ``Annotated[tuple[str, ...], Items(9)]``.
+``link/codec.py`` reads these annotations. A wrong value is a ValueError.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 from ..printable import paragraph, printable
 
+T = TypeVar("T")
+
 MAX_NAME = 1024
+MAX_TEXT = 16 * 1024
 MAX_INT = 2**63 - 1
+MAX_RANKS = 65_536
+MAX_ROWS = 1_000_000
+MAX_RING = 10_000
+MAX_DIMS = 64
+MAX_CLOSEUP = 3600.0
+"""Seconds that a close-up may take: the report waits for it."""
 
 
 @dataclass(frozen=True)
 class Field:
     encode: Callable[[Any], Any]
     decode: Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class Items:
+    """How many items a tuple may have. Of a longer one the first are written, or the last."""
+
+    most: int
+    least: int = 0
+    keeps_last: bool = False
 
 
 def same(value: Any) -> Any:
@@ -43,18 +68,19 @@ def number(low: float = 0.0, high: float = 1e18) -> Field:
 
 def numbered(words: type[IntEnum]) -> Field:
     """A member of an enum whose values count from 0."""
-    number, members = integer(0, len(words) - 1), tuple(words)
-    return Field(int, lambda value: members[number.decode(value)])
+    members = tuple(words)
 
+    def check(value: Any) -> IntEnum:
+        if type(value) is not int or not 0 <= value < len(members):
+            raise ValueError(f"expected a whole number from 0 to {len(members) - 1}")
+        return members[value]
 
-def check_str(value: Any, limit: int) -> str:
-    """A name, made printable. What sends it need not have done so."""
-    return printable(_check_length(value, limit), limit)
+    return Field(same, check)
 
 
 def string(limit: int = MAX_NAME) -> Field:
-    """A name: one line."""
-    return Field(lambda value: cut(value, limit), lambda value: check_str(value, limit))
+    """A name: one line, made printable. A long one is cut where it is sent: it must cost a few letters, not the message."""
+    return Field(lambda value: printable(value, limit), lambda value: printable(_check_length(value, limit), limit))
 
 
 def lines(limit: int) -> Field:
@@ -62,16 +88,11 @@ def lines(limit: int) -> Field:
     return Field(lambda value: paragraph(value, limit), lambda value: paragraph(_check_length(value, limit), limit))
 
 
-def cut(value: str, limit: int = MAX_NAME) -> str:
-    """A name as it is sent: a long one must cost a few letters, not the message."""
-    return printable(value, limit)
-
-
 def sent_name(value: str) -> str:
     """A name in a digest: the same before and after it was sent, and in each version of Python, which know other letters."""
     if value.isascii() and value.isprintable() and len(value) <= MAX_NAME:  # nearly all, and there are many
         return value
-    return cut(value).encode("ascii", "backslashreplace").decode()
+    return printable(value, MAX_NAME).encode("ascii", "backslashreplace").decode()
 
 
 def _check_length(value: Any, limit: int) -> str:
@@ -80,25 +101,28 @@ def _check_length(value: Any, limit: int) -> str:
     return value
 
 
-def one_of(words: frozenset[str]) -> Field:
+def one_of(words: Iterable[str]) -> Field:
+    """One of these words, or of the members of an enum whose values are words."""
+    known = {str(word): word for word in words}
+
     def check(value: Any) -> str:
-        if type(value) is not str or value not in words:
-            raise ValueError(f"expected one of {', '.join(sorted(words))}")
-        return value
+        if type(value) is not str or value not in known:
+            raise ValueError(f"expected one of {', '.join(sorted(known))}")
+        return known[value]
 
     return Field(same, check)
 
 
-def check_bool(value: Any) -> bool:
-    if type(value) is not bool:
-        raise ValueError("expected true or false")
-    return value
+def of_type(kind: type[T], what: str) -> Callable[[Any], T]:
+    def check(value: Any) -> T:
+        if type(value) is not kind:
+            raise ValueError(f"expected {what}")
+        return value
+
+    return check
 
 
-def check_bytes(value: Any) -> bytes:
-    if type(value) is not bytes:
-        raise ValueError("expected bytes")
-    return value
+check_bytes = of_type(bytes, "bytes")
 
 
 def check_list(value: Any, least: int, most: int) -> list[Any]:
@@ -107,10 +131,11 @@ def check_list(value: Any, least: int, most: int) -> list[Any]:
     return value
 
 
-def list_of(item: Field, most: int) -> Field:
+def list_of(item: Field, items: Items) -> Field:
+    kept = slice(-items.most, None) if items.keeps_last else slice(items.most)
     return Field(
-        lambda values: [item.encode(value) for value in values[:most]],
-        lambda value: tuple(item.decode(part) for part in check_list(value, 0, most)),
+        lambda values: list(map(item.encode, values[kept])),
+        lambda value: tuple(map(item.decode, check_list(value, items.least, items.most))),
     )
 
 
@@ -119,3 +144,25 @@ def optional(field: Field) -> Field:
         lambda value: None if value is None else field.encode(value),
         lambda value: None if value is None else field.decode(value),
     )
+
+
+_DOUBLE = struct.Struct("<d")
+
+
+def _read_double(value: Any) -> float:
+    if type(value) is not bytes or len(value) != _DOUBLE.size:
+        raise ValueError(f"expected a float in {_DOUBLE.size} bytes")
+    found: float = _DOUBLE.unpack(value)[0]
+    return found
+
+
+BatchNumber = Annotated[int, integer(-1)]
+"""-1: none."""
+
+Dtype = Annotated[str, Field(same, string(64).decode)]
+"""A word of torch's: it is sent as it is."""
+
+AnyFloat = Annotated[float, Field(_DOUBLE.pack, _read_double)]
+"""nan and inf, too: it is sent as its eight bytes."""
+
+Shape = Annotated[tuple[int, ...], Items(MAX_DIMS)]

@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from itertools import product
+from typing import Annotated, NamedTuple
 
-from .fields import sent_name
+from .fields import MAX_DIMS, MAX_ROWS, Dtype, Items, Shape, integer, sent_name, string
 
 LANE_BYTES = 16
 """A checksum: two lanes, each an integer modulo 2^64, little-endian."""
@@ -24,6 +25,9 @@ ALL_ROWS = -1
 
 NO_GATHER = -1
 
+MAX_MESHES = 4096
+"""Of one fingerprint table."""
+
 
 @dataclass(frozen=True, slots=True)
 class RankMesh:
@@ -35,38 +39,23 @@ class RankMesh:
     """
 
     ranks: tuple[int, ...]
-    shape: tuple[int, ...]
-    replicated: tuple[bool, ...]
-    gathers: int = NO_GATHER
+    shape: Shape
+    replicated: Annotated[tuple[bool, ...], Items(MAX_DIMS)]
+    gathers: Annotated[int, integer(NO_GATHER, MAX_DIMS)] = NO_GATHER
     source: str = ""
     is_declared: bool = True
 
     def replicas_of(self, rank: int) -> tuple[int, ...]:
         """The ranks with the same shard as ``rank``, which is one of them; empty if ``rank`` is not in the mesh."""
-        return self._along(rank, self.replicated)
-
-    def shards_of(self, rank: int) -> tuple[int, ...]:
-        """The ranks whose shards together are what ``rank`` gathers; empty without a gather."""
-        return (
-            () if self.gathers == NO_GATHER else self._along(rank, [dim == self.gathers for dim in range(len(self.shape))])
-        )
-
-    def _along(self, rank: int, dims: tuple[bool, ...] | list[bool]) -> tuple[int, ...]:
-        if rank not in self.ranks:
+        places = dict(zip(self.ranks, product(*map(range, self.shape)), strict=True))
+        own = places.get(rank)
+        if own is None:
             return ()
-        own = self._coordinates(self.ranks.index(rank))
         return tuple(
             other
-            for index, other in enumerate(self.ranks)
-            if all(varies or a == b for varies, a, b in zip(dims, own, self._coordinates(index), strict=True))
+            for other, place in places.items()
+            if all(is_free or a == b for is_free, a, b in zip(self.replicated, own, place, strict=True))
         )
-
-    def _coordinates(self, index: int) -> list[int]:
-        found: list[int] = []
-        for size in reversed(self.shape):
-            index, coordinate = divmod(index, size)
-            found.append(coordinate)
-        return found[::-1]
 
 
 class FingerprintRow(NamedTuple):
@@ -76,9 +65,9 @@ class FingerprintRow(NamedTuple):
     """
 
     parameter: str
-    dtype: str
+    dtype: Dtype
     numel: int
-    mesh: int
+    mesh: Annotated[int, integer(0, MAX_MESHES)]
     slot: int
     is_trainable: bool
 
@@ -91,7 +80,7 @@ class FingerprintTable:
     dimension that is not replicated must be fed different inputs. None: nothing is known of that.
     """
 
-    rows: tuple[FingerprintRow, ...]
+    rows: Annotated[tuple[FingerprintRow, ...], Items(MAX_ROWS)]
     meshes: tuple[RankMesh, ...]
     inputs: RankMesh | None = None
     id: str = field(init=False)
@@ -114,12 +103,11 @@ class FingerprintTable:
         """Those of them that are gathered for the forward, in their order in ``gathers``."""
         return tuple([row for row in self.rows_of(slot) if self.meshes[row.mesh].gathers != NO_GATHER])
 
-    @property
-    def is_valid(self) -> bool:
-        """Whether each row has a mesh, the rows are in their order, and each mesh has as many ranks as its shape says."""
+    def check_parts(self) -> None:
+        """Each row must have a mesh, the rows be in their order, and each mesh have as many ranks as its shape says."""
         meshes = [*self.meshes, *([self.inputs] if self.inputs is not None else [])]
         numbers = [row.mesh for row in self.rows]
-        return (
+        is_valid = (
             numbers == sorted(numbers)
             and all(0 <= number < len(self.meshes) for number in numbers)
             and all(
@@ -128,6 +116,8 @@ class FingerprintTable:
                 for mesh in meshes
             )
         )
+        if not is_valid:
+            raise ValueError("the rows do not fit the meshes, or a mesh does not fit its shape")
 
 
 class Fingerprint(NamedTuple):
@@ -146,11 +136,11 @@ class Fingerprint(NamedTuple):
     more than a few elements since the first fingerprint, or talks to the others in a way that is not seen.
     """
 
-    table_id: str
+    table_id: Annotated[str, string(64)]
     era: int
     ordinal: int
     step: int
-    slot: int
+    slot: Annotated[int, integer(ALL_ROWS)]
     is_loaded: bool
     is_local: bool
     communicates: bool

@@ -13,9 +13,9 @@ import math
 import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
-from .fields import sent_name
+from .fields import MAX_ROWS, AnyFloat, BatchNumber, Dtype, Items, sent_name
 
 MAX_ALIASES = 16
 """Further names of a module that are sent."""
@@ -65,8 +65,15 @@ class State(enum.IntEnum):
     UNMATERIALISED = 7
     """No values to read: a meta tensor, or a layout that cannot be measured."""
 
+    @property
+    def word(self) -> str:
+        """For people: ``inf``, ``not float``."""
+        return self.name.lower().replace("_", " ")
 
-MEASURED = frozenset({State.FINITE, State.INF, State.NAN, State.NOT_FLOAT})
+
+NON_FINITE = frozenset({State.INF, State.NAN})
+
+MEASURED = NON_FINITE | {State.FINITE, State.NOT_FLOAT}
 """The states whose abs min and abs max are numbers."""
 
 DTYPE_MAX = {
@@ -120,7 +127,7 @@ class Position(NamedTuple):
     the finished frames: a rank has passed the frame with index f once ``frame > f``.
     """
 
-    batch: int
+    batch: BatchNumber
     eval: int
     frame: int
 
@@ -141,7 +148,7 @@ class Moment(NamedTuple):
     """
 
     step: int
-    batch: int
+    batch: BatchNumber
     eval: int
     frame: int
 
@@ -162,9 +169,9 @@ class Reading(NamedTuple):
 
     label: str
     kind: Kind
-    dtype: str
-    abs_min: float
-    abs_max: float
+    dtype: Dtype
+    abs_min: AnyFloat
+    abs_max: AnyFloat
     state: State
 
 
@@ -174,7 +181,7 @@ class ReadingSpec:
 
     kind: Kind
     label: str
-    dtype: str
+    dtype: Dtype
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +190,8 @@ class FrameSpec:
 
     module: str
     module_class: str
-    readings: tuple[ReadingSpec, ...]
-    aliases: tuple[str, ...] = ()
+    readings: Annotated[tuple[ReadingSpec, ...], Items(MAX_ROWS)]
+    aliases: Annotated[tuple[str, ...], Items(MAX_ALIASES)] = ()
     phase: Phase = Phase.FORWARD
 
     @property

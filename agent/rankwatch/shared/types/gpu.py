@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from .fields import string
+
+_Text = Annotated[str, string(128)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,10 +18,10 @@ class Gpu:
     ``driver`` is the version of the host's driver.
     """
 
-    name: str = ""
-    uuid: str = ""
-    bus: str = ""
-    driver: str = ""
+    name: _Text = ""
+    uuid: _Text = ""
+    bus: _Text = ""
+    driver: _Text = ""
 
     @property
     def is_known(self) -> bool:

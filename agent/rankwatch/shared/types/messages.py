@@ -1,24 +1,43 @@
-"""The messages between ranks, control clients and the collector. ``wire.py`` encodes them."""
+"""The messages between ranks, control clients and the collector. ``wire.py`` encodes them.
+
+KIND is a message's name on the wire. How a field is written is told by its type and annotation: see ``fields.py``.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 from .closeup import CloseUp
+from .fields import MAX_RANKS, MAX_TEXT, BatchNumber, Items, integer, lines, number, one_of, string
 from .fingerprint import Fingerprint, FingerprintTable
-from .frame import BEGINNING, BatchSummary, FrameTable, Moment
+from .frame import BEGINNING, NO_STAGE, BatchSummary, FrameTable, Moment
 from .gpu import NO_GPU, Gpu
 from .notice import Notice
 from .stream_limit import WINDOW
 from .trip import Trip
-from .tuning import NO_CHANGE, Tuning
+from .tuning import MAX_PATTERNS, NO_CHANGE, Tuning
 
 MAX_STACK_LINES, MAX_STACK_LINE = 96, 240
 """Of the answer of a rank that was asked where it is: lines, and characters of each."""
 
 MAX_START = 64
 """Characters of a start id."""
+
+MAX_MODELS = 1 << 16
+
+# How a rank ended: close(); the process without close(); an exception; an abort; after the batch that was asked for.
+OUTCOMES = frozenset({"finished", "ended", "failed", "aborted", "limit"})
+REMEDIES = frozenset({"none", "hello", "stop"})
+PHASES = frozenset({"idle", "forward", "backward", "optimizer"})
+
+Text: TypeAlias = Annotated[str, lines(MAX_TEXT)]
+Version: TypeAlias = Annotated[int, integer(0, 1 << 16)]
+StartId: TypeAlias = Annotated[str, string(MAX_START)]
+StackLine: TypeAlias = Annotated[str, string(MAX_STACK_LINE)]
+Key: TypeAlias = Annotated[str, string(40)]
+WithinADay: TypeAlias = Annotated[float, number(0, 86400)]
+"""Seconds."""
 
 AHEAD = 0
 """The sequence number of the copy of a TRIP or CLOSEUP that goes ahead of its rank's batches. The message comes in its turn."""
@@ -34,24 +53,25 @@ class Hello:
     pipeline, from 0 on; NO_STAGE without a pipeline. ``gpu`` is the one that the model is on.
     """
 
-    major: int
-    minor: int
+    KIND = "HELLO"
+    major: Version
+    minor: Version
     job: str
-    restart: int
-    rank: int
-    world_size: int
-    local_rank: int
+    restart: Annotated[int, integer(0, 1 << 31)]
+    rank: Annotated[int, integer(0, MAX_RANKS - 1)]
+    world_size: Annotated[int, integer(1, MAX_RANKS)]
+    local_rank: Annotated[int, integer(0, MAX_RANKS)]
     host: str
     pid: int
     device: str
     torch: str
-    incarnation: str
-    stage: int
+    incarnation: Annotated[str, string(64)]
+    stage: Annotated[int, integer(NO_STAGE, MAX_RANKS)]
     gpu: Gpu = NO_GPU
-    start: str = ""
-    model: int = 0
+    start: StartId = ""
+    model: Annotated[int, integer(0, MAX_MODELS)] = 0
     age: float = 0.0
-    launch: str = ""
+    launch: StartId = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,28 +84,32 @@ class Welcome:
     the rank sends another one.
     """
 
+    KIND = "WELCOME"
     run: str
-    heartbeat: float
-    decision_window: float
+    heartbeat: Annotated[float, number(0.01, 3600)]
+    decision_window: Annotated[float, number(0, 3600)]
     seq: int
     folder: str = ""
     host: str = ""
-    window: int = WINDOW
+    window: Annotated[int, integer(1)] = WINDOW
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
+    KIND = "TABLE"
     table: FrameTable
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
+    KIND = "BATCH"
     seq: int
     summary: BatchSummary
 
 
 @dataclass(frozen=True, slots=True)
 class Tripped:
+    KIND = "TRIP"
     seq: int
     trip: Trip
 
@@ -94,12 +118,14 @@ class Tripped:
 class LookedCloser:
     """Rank to collector, after a TRIP that announced it: what the rank found when it ran the bad forward or backward again."""
 
+    KIND = "CLOSEUP"
     seq: int
     closeup: CloseUp
 
 
 @dataclass(frozen=True, slots=True)
 class Noticed:
+    KIND = "NOTICE"
     seq: int
     notice: Notice
 
@@ -108,11 +134,13 @@ class Noticed:
 class Fingerprints:
     """Rank to collector, before the first fingerprint of this table."""
 
+    KIND = "FINGERPRINTS"
     table: FingerprintTable
 
 
 @dataclass(frozen=True, slots=True)
 class Fingerprinted:
+    KIND = "FINGERPRINT"
     seq: int
     fingerprint: Fingerprint
 
@@ -121,8 +149,9 @@ class Fingerprinted:
 class Off:
     """Rank to collector: by this error of its own, the watch judges nothing any more. The process trains on."""
 
+    KIND = "OFF"
     seq: int
-    text: str
+    text: Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +161,9 @@ class Beat:
     ``holds``: the rank asks an abort to wait. ``orphaned``: the torchrun that started it has ended.
     """
 
+    KIND = "BEAT"
     moment: Moment
-    phase: str
+    phase: Annotated[str, one_of(PHASES)]
     queued: int
     dropped: int
     time: float
@@ -145,6 +175,7 @@ class Beat:
 class Probe:
     """Collector to rank: send a BEAT as soon as you have passed this moment, or now if you have."""
 
+    KIND = "PROBE"
     moment: Moment
 
 
@@ -152,6 +183,7 @@ class Probe:
 class Inspect:
     """Collector to rank, which stalls or waits for one that does: say where your threads are. Repeated until answered."""
 
+    KIND = "INSPECT"
     number: int
 
 
@@ -162,9 +194,10 @@ class Inspected:
     ``lines``: each thread with its frames, the innermost first.
     """
 
+    KIND = "INSPECTED"
     number: int
-    waits: str
-    lines: tuple[str, ...]
+    waits: StackLine
+    lines: Annotated[tuple[StackLine, ...], Items(MAX_STACK_LINES)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,14 +209,15 @@ class Abort:
     one, the cause is empty.
     """
 
-    reason: str
-    rank: int
+    KIND = "ABORT"
+    reason: Text
+    rank: Annotated[int, integer(-1, MAX_RANKS)]
     time: float
-    grace: float
-    hold_limit: float = 0.0
-    batch: int = -1
+    grace: WithinADay
+    hold_limit: WithinADay = 0.0
+    batch: BatchNumber = -1
     module: str = ""
-    cause: str = ""
+    cause: Annotated[str, string(64)] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +227,8 @@ class Stay:
     ``seconds``: how long to stay at most; 0: it may go, and its grace begins.
     """
 
-    seconds: float
+    KIND = "STAY"
+    seconds: WithinADay
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +238,7 @@ class Ack:
     Rank to collector (``abort``): the ABORT arrived.
     """
 
+    KIND = "ACK"
     seq: int
     abort: bool
     handled: int = 0
@@ -215,9 +251,10 @@ class Bye:
     All that the rank ran before ``moment`` is judged.
     """
 
+    KIND = "BYE"
     seq: int
-    outcome: str
-    text: str
+    outcome: Annotated[str, one_of(OUTCOMES)]
+    text: Text
     moment: Moment = BEGINNING
 
 
@@ -225,8 +262,9 @@ class Bye:
 class Error:
     """Collector to rank: a message was refused. ``remedy``: ``none``, ``hello`` (send HELLO again), ``stop`` (give up)."""
 
-    text: str
-    remedy: str
+    KIND = "ERROR"
+    text: Text
+    remedy: Annotated[str, one_of(REMEDIES)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +275,7 @@ class Tune:
     ERROR. Collector to rank: all changes in its run so far.
     """
 
+    KIND = "TUNE"
     run: str = ""
     tuning: Tuning = NO_CHANGE
 
@@ -248,15 +287,17 @@ class Tuned:
     ``mistyped``: what is to be said of patterns that match nothing.
     """
 
-    runs: tuple[str, ...]
+    KIND = "TUNED"
+    runs: Annotated[tuple[str, ...], Items(MAX_PATTERNS)]
     ranks: int
-    mistyped: tuple[str, ...] = ()
+    mistyped: Annotated[tuple[Annotated[str, string(MAX_TEXT)], ...], Items(MAX_PATTERNS)] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Invite:
     """Control client to collector: asks for the keys of this job; answered by INVITED or ERROR."""
 
+    KIND = "INVITE"
     job: str
 
 
@@ -264,9 +305,10 @@ class Invite:
 class Invited:
     """Collector to control client: the keys for the job's ranks (CURVE, Z85). The link is encrypted."""
 
+    KIND = "INVITED"
     job: str
-    client_public: str
-    client_secret: str
+    client_public: Key
+    client_secret: Key
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,8 +346,3 @@ Message: TypeAlias = (
 )
 Sequenced: TypeAlias = Batch | Tripped | LookedCloser | Noticed | Fingerprinted | Off | Bye
 """Messages with a sequence number: they stay in the rank's spool until they are acknowledged."""
-
-# How a rank ended: close(); the process without close(); an exception; an abort; after the batch that was asked for.
-OUTCOMES = frozenset({"finished", "ended", "failed", "aborted", "limit"})
-REMEDIES = frozenset({"none", "hello", "stop"})
-PHASES = frozenset({"idle", "forward", "backward", "optimizer"})

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import enum
 import math
+import sys
 from dataclasses import dataclass
+from typing import Annotated
 
+from .fields import BatchNumber, Dtype, number
 from .frame import DTYPE_MAX, DTYPE_TINY
 
 ZEROS = " zeros"
@@ -45,11 +48,15 @@ class Notice:
     module: str
     module_class: str
     label: str
-    dtype: str
-    since: int
-    batch: int
-    value: float
-    growth: float
+    dtype: Dtype
+    since: BatchNumber
+    batch: BatchNumber
+    value: Annotated[float, number(0.0, sys.float_info.max)]
+    growth: Annotated[float, number(-sys.float_info.max, sys.float_info.max)]
+
+    def check_parts(self) -> None:
+        if self.kind is NoticeKind.ZEROS and self.value > 1:
+            raise ValueError("expected a number from 0 to 1")
 
     @property
     def key(self) -> tuple[NoticeKind, str, str]:

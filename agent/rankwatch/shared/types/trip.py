@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Annotated, NamedTuple, TypeAlias
 
 from ..str_enum import StrEnum
+from .fields import MAX_CLOSEUP, MAX_RING, MAX_ROWS, BatchNumber, Items, Shape, integer, number
 from .frame import Frame, Position, Reading
+
+_Readings: TypeAlias = Annotated[tuple[Reading, ...], Items(MAX_RING)]
 
 
 class Cause(StrEnum):
@@ -45,7 +49,7 @@ class BadWeight:
     module: str
     module_class: str
     reading: Reading
-    finite_in: int
+    finite_in: BatchNumber
     is_here: bool = True
 
 
@@ -70,13 +74,18 @@ class Operator:
     """
 
     name: str
-    inputs: tuple[Reading, ...]
+    inputs: _Readings
     output: Reading
     operands: tuple[float, ...] = ()
-    shapes: tuple[tuple[int, ...], ...] = ()
+    shapes: Annotated[tuple[Shape, ...], Items(MAX_RING)] = ()
     source: Source | None = None
     node: str = ""
     module: str = ""
+
+    @property
+    def title(self) -> str:
+        """``aten.exp`` of ``aten.exp.default``."""
+        return ".".join(self.name.split(".")[:2])
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,28 +113,32 @@ class Trip:
     """
 
     position: Position
-    reading: int
-    frames: tuple[Frame, ...]
-    root_inputs: tuple[Reading, ...]
+    reading: Annotated[int, integer(0, MAX_ROWS)]
+    frames: Annotated[tuple[Frame, ...], Items(MAX_RING, least=1, keeps_last=True)]
+    root_inputs: _Readings
     optimizer_step: int
-    shape: tuple[int, ...]
+    shape: Shape
     numel: int
     nan_count: int
     inf_count: int
     time: float
-    loss_scale: float = 0.0
-    weights: tuple[BadWeight, ...] = ()
+    loss_scale: Annotated[float, number(0.0, math.inf)] = 0.0
+    weights: Annotated[tuple[BadWeight, ...], Items(MAX_RING)] = ()
     operator: Operator | None = None
-    harmless: tuple[str, ...] = ()
+    harmless: Annotated[tuple[str, ...], Items(MAX_RING)] = ()
     collective: str = ""
-    bad_since: int = -1
+    bad_since: BatchNumber = -1
     received: str = ""
     changed: str = ""
     gradients: bool = False
     recurs: bool | None = None
-    closeup_within: float = 0.0
+    closeup_within: Annotated[float, number(0.0, MAX_CLOSEUP)] = 0.0
     guarded: bool = False
     unfound: str = ""
+
+    def check_parts(self) -> None:
+        if self.frame.position != self.position or self.reading >= len(self.frame.spec.readings):
+            raise ValueError("the last frame of the ring is not the one that tripped")
 
     @property
     def has_closeup(self) -> bool:

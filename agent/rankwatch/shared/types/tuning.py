@@ -1,14 +1,22 @@
 """The options of ``watch`` that can change while the training runs.
 
-A new one also needs a field in ``wire``, an effect in ``Detector._tune`` and an option of ``rankwatch tune``.
+A new one also needs an effect in ``Detector._tune`` and an option of ``rankwatch tune``.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any
 
 from ..str_enum import StrEnum
+from .fields import Items, integer
+
+MAX_PATTERNS = 256
+MAX_TRACED = 10_000
+MAX_EVERY = 1 << 31
+
+Patterns = Annotated[tuple[str, ...], Items(MAX_PATTERNS)]
 
 
 class Check(StrEnum):
@@ -26,24 +34,23 @@ class Check(StrEnum):
 class Tuning:
     """Changes of options. None leaves an option as it is; an empty tuple is a value."""
 
-    every: int | None = None
-    modules: tuple[str, ...] | None = None
-    ignore: tuple[str, ...] | None = None
-    trace_batch_nums: tuple[int, ...] | None = None
+    every: Annotated[int, integer(1, MAX_EVERY)] | None = None
+    modules: Patterns | None = None
+    ignore: Patterns | None = None
+    trace_batch_nums: Annotated[tuple[int, ...], Items(MAX_TRACED)] | None = None
     check: Check | None = None
 
     def then(self, later: Tuning) -> Tuning:
         """Both changes; where both set an option, the later one wins."""
-        names = [field.name for field in fields(Tuning)]
-        return Tuning(*[getattr(self if getattr(later, name) is None else later, name) for name in names])
+        return replace(self, **later._changes())
 
     def describe(self) -> str:
         """The changes in words."""
-        return "; ".join(
-            f"{name.replace('_batch_nums', ' batches')} {_words(value, empty)}"
-            for name, empty in _EMPTY.items()
-            if (value := getattr(self, name)) is not None
-        )
+        changes = self._changes().items()
+        return "; ".join(f"{name.replace('_batch_nums', ' batches')} {_words(name, value)}" for name, value in changes)
+
+    def _changes(self) -> dict[str, Any]:
+        return {field.name: value for field in fields(self) if (value := getattr(self, field.name)) is not None}
 
 
 NO_CHANGE = Tuning()
@@ -57,12 +64,12 @@ def taken_from(waiting: deque[Tuning]) -> Tuning:
     return taken
 
 
-_EMPTY = {"every": "", "modules": "all", "ignore": "nothing", "trace_batch_nums": "none", "check": ""}
+_EMPTY = {"modules": "all", "ignore": "nothing", "trace_batch_nums": "none"}
 """What an empty tuple means, in words."""
 
 
-def _words(value: object, empty: str) -> str:
+def _words(name: str, value: object) -> str:
     if not isinstance(value, tuple):
         return str(value)
     more = f" and {len(value) - 8} more" if len(value) > 8 else ""
-    return (", ".join(map(str, value[:8])) or empty) + more
+    return (", ".join(map(str, value[:8])) or _EMPTY[name]) + more

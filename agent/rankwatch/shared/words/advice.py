@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ..types.closeup import CloseUp
-from ..types.frame import NARROW_DTYPES, Kind, State
+from ..types.frame import NARROW_DTYPES, NON_FINITE, Kind, State
 from ..types.trip import Cause, Operator, Trip
-from .facts import NON_FINITE, bad_root_inputs
+from .facts import bad_root_inputs
 from .operators import explain
 
 _MENDS = {

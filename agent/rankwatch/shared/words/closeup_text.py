@@ -5,7 +5,7 @@ from __future__ import annotations
 from shlex import quote
 
 from ..types.closeup import CloseUp, Precision
-from ..types.frame import Reading, State
+from ..types.frame import NON_FINITE, Reading, State
 from ..types.trip import Operator, Trip
 
 _MOST_INPUTS = 4
@@ -51,7 +51,7 @@ def describe_closeup(closeup: CloseUp) -> str:
 
 def describe_operator(operator: Operator) -> str:
     """Two lines: ``aten.exp at model.py:87, in forward: e = torch.exp(scores)``; what went in, and what came out."""
-    what = ".".join(operator.name.split(".")[:2])
+    what = operator.title
     if operator.node:
         what += f" in {operator.node}"
     if operator.module:
@@ -68,7 +68,7 @@ def describe_operator(operator: Operator) -> str:
     inputs = list(map(_describe_input, operator.inputs, shapes, operands))
     hidden = [f"{len(inputs) - _MOST_INPUTS} more"] if len(inputs) > _MOST_INPUTS else []
     given = ", ".join([*inputs[:_MOST_INPUTS], *hidden])
-    flow = f"{given} -> {_state(operator.output.state)}" if given else f"-> {_state(operator.output.state)}"
+    flow = f"{given} -> {operator.output.state.word}" if given else f"-> {operator.output.state.word}"
     return f"{what}{at}\n{flow}"
 
 
@@ -93,9 +93,9 @@ def describe_precision(precision: tuple[Precision, ...]) -> str:
     groups: dict[tuple[str, str], list[str]] = {}
     for one in precision:
         value = f": abs max {one.abs_max:.2e}" if one.state is State.FINITE else ""
-        groups.setdefault((_state(one.state), value), []).append(one.dtype)
+        groups.setdefault((one.state.word, value), []).append(one.dtype)
     text = "; ".join(f"{state} in {' and '.join(dtypes)}{value}" for (state, value), dtypes in groups.items())
-    is_bad = all(one.state in (State.INF, State.NAN) for one in precision)
+    is_bad = all(one.state in NON_FINITE for one in precision)
     has_highest = any(one.dtype == _HIGHEST for one in precision)
     return f"bad in every precision: {text}" if is_bad and has_highest else text
 
@@ -113,8 +113,4 @@ def _describe_input(reading: Reading, shape: tuple[int, ...], operand: float | N
     size = f" ({', '.join(map(str, shape))})" if shape else ""
     if reading.state is State.FINITE or reading.state is State.NOT_FLOAT:
         return f"{reading.label}{size} {reading.dtype}, abs max {reading.abs_max:.2e}"
-    return f"{reading.label}{size} {reading.dtype}, {_state(reading.state)}"
-
-
-def _state(state: State) -> str:
-    return state.name.lower().replace("_", " ")
+    return f"{reading.label}{size} {reading.dtype}, {reading.state.word}"

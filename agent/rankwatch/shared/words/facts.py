@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ..types.frame import DTYPE_MAX, Frame, Kind, Phase, Reading, State
+from ..types.frame import DTYPE_MAX, NON_FINITE, Frame, Kind, Phase, Reading, State
 from ..types.trip import BadWeight, Trip
 from .operators import is_own
 
-NON_FINITE = (State.INF, State.NAN)
 INPUTS = (Kind.INPUT, Kind.KEYWORD)
 GRADIENTS = (Kind.GRAD_OUTPUT, Kind.GRAD_INPUT, Kind.GRADIENT)
 

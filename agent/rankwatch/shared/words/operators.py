@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from ..types.frame import DTYPE_MAX, DTYPE_TINY, Reading, State
+from ..types.frame import DTYPE_MAX, DTYPE_TINY, NON_FINITE, Reading, State
 from ..types.trip import Cause, Operator
 
 _Pole = Callable[[tuple[float, ...], float], bool]
@@ -23,14 +23,14 @@ def explain(operator: Operator) -> tuple[Cause, str]:
     """The cause and its evidence. The operator's inputs were finite, or held -inf on purpose."""
     name, state, inputs = short_name(operator), operator.output.state, operator.inputs
     cause = Cause.OVERFLOW if state is State.INF else Cause.INVALID
-    made = f"{_of(operator)} is {state.name.lower()}"
+    made = f"{_of(operator)} is {state.word}"
     constant = next((one for one in inputs if one.state is state and one.dtype == "float"), None)
     if name in _CONSTANTS:
-        return cause, f"the code makes a tensor of numbers that hold {state.name.lower()}: look at where they were computed"
+        return cause, f"the code makes a tensor of numbers that hold {state.word}: look at where they were computed"
     if _is_masked(operator):
         return _explain_masked(operator)
     if constant is not None:
-        return cause, f"{made} because the code gives it {state.name.lower()} as its {constant.label}"
+        return cause, f"{made} because the code gives it {state.word} as its {constant.label}"
     if state is not State.INF:
         return _explain_nan(operator, name, made)
     if _is_pole(operator, name):
@@ -43,12 +43,12 @@ def explain(operator: Operator) -> tuple[Cause, str]:
 def _explain_masked(operator: Operator) -> tuple[Cause, str]:
     if operator.output.state is State.INF:
         return Cause.SINGULAR, (
-            f"{_title(operator)} is -inf where what goes in is -inf (masked): a label that chooses such an element costs inf; "
+            f"{operator.title} is -inf where what goes in is -inf (masked): a label that chooses such an element costs inf; "
             "mask the label, too, or fill with torch.finfo(dtype).min"
         )
     masks = next((one.label for one in operator.inputs if one.state is State.INF), "input")
     return Cause.INVALID, (
-        f"{_title(operator)} is nan, as a row of its {masks} is -inf throughout (fully masked): "
+        f"{operator.title} is nan, as a row of its {masks} is -inf throughout (fully masked): "
         "leave each row one element, or fill with torch.finfo(dtype).min"
     )
 
@@ -67,21 +67,21 @@ def _explain_nan(operator: Operator, name: str, made: str) -> tuple[Cause, str]:
 
 def explain_given(operator: Operator) -> str:
     """The evidence where an operator was given inf or nan that is neither an input nor a weight of its module."""
-    bad = next(one for one in operator.inputs if one.state in (State.INF, State.NAN))
+    bad = next(one for one in operator.inputs if one.state in NON_FINITE)
     return (
-        f"{_title(operator)} was given {bad.state.name.lower()} ({bad.label}) that is neither an input nor a weight of this "
+        f"{operator.title} was given {bad.state.word} ({bad.label}) that is neither an input nor a weight of this "
         "module: look for a tensor that it keeps as an attribute, or takes from elsewhere"
     )
 
 
 def explain_gradient(operator: Operator) -> str:
     """The evidence where a gradient was bad: what ran in the backward, or in the forward, where it was hidden."""
-    text = explain(operator)[1] if is_own(operator) else f"{_of(operator)} is {operator.output.state.name.lower()}"
+    text = explain(operator)[1] if is_own(operator) else f"{_of(operator)} is {operator.output.state.word}"
     if not operator.node:
         return text
     slope = _SLOPES.get(operator.node.removesuffix("0").removesuffix("Backward"))
     if slope is not None:
-        text = f"{_of(operator)} is {operator.output.state.name.lower()}: {slope}"
+        text = f"{_of(operator)} is {operator.output.state.word}: {slope}"
     return f"in {operator.node}, {text}"
 
 
@@ -108,15 +108,11 @@ def _is_pole(operator: Operator, name: str) -> bool:
 def _of(operator: Operator) -> str:
     """``aten.div of 1 and 0``; without operands, ``aten.mm of abs max 2.33e+00 (self) and 8.00e+03 (mat2)``."""
     if operator.operands:
-        return f"{_title(operator)} of {' and '.join(f'{value + 0.0:.6g}' for value in operator.operands)}"
+        return f"{operator.title} of {' and '.join(f'{value + 0.0:.6g}' for value in operator.operands)}"
     inputs = [reading for reading in operator.inputs if reading.state is not State.NOT_FLOAT][:_MOST_NAMED]
     if not inputs:
-        return _title(operator)
-    return f"{_title(operator)} of {' and '.join(map(_describe, inputs))}"
-
-
-def _title(operator: Operator) -> str:
-    return ".".join(operator.name.split(".")[:2])
+        return operator.title
+    return f"{operator.title} of {' and '.join(map(_describe, inputs))}"
 
 
 def _describe(reading: Reading) -> str:

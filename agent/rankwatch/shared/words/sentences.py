@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..types.frame import DTYPE_MAX, REDUCED, Frame, Kind, Phase, Reading, State
+from ..types.frame import DTYPE_MAX, NON_FINITE, REDUCED, Frame, Kind, Phase, Reading, State
 from ..types.trip import BadWeight, Cause, Trip
 from . import facts
-from .facts import INPUTS, NON_FINITE, Numbers
+from .facts import INPUTS, Numbers
 from .operators import explain, explain_given, explain_gradient
 from .text import describe_module
 
@@ -18,7 +18,7 @@ def weight(trip: Trip, weights: Sequence[BadWeight]) -> str:
     """Which weight was bad, and since when: of the first one. The best answer to why lies before this batch."""
     bad, spec, batch = weights[0], trip.frame.spec, trip.position.batch
     run = "backward" if spec.phase is Phase.BACKWARD else "forward"
-    name, state, last = bad.reading.label, _state(bad.reading), bad.finite_in
+    name, state, last = bad.reading.label, bad.reading.state.word, bad.finite_in
     is_own_buffer = bad.reading.kind is Kind.BUFFER and bad.module == spec.module
     if bad.module != spec.module:
         name += f" of {bad.module or '(root)'} ({bad.module_class})"
@@ -40,7 +40,7 @@ def weight(trip: Trip, weights: Sequence[BadWeight]) -> str:
 
 def unfound(trip: Trip, how: str = "") -> str:
     """A bad gradient whose origin the gradient guard did not find."""
-    what = f"the {trip.culprit.label} was {_state(trip.culprit)} before the optimizer step, which was not taken"
+    what = f"the {trip.culprit.label} was {trip.culprit.state.word} before the optimizer step, which was not taken"
     way = (
         f": {how}it came from another rank, or by a way that does not lead through the model's outputs, "
         "such as a term of the loss that is made of the parameters"
@@ -58,13 +58,13 @@ def scale(trip: Trip) -> str:
 
 def reduced(trip: Trip) -> str:
     label = trip.culprit.label.removesuffix(REDUCED)
-    what = f"this rank's {label} was finite, and {_state(trip.culprit)} after it was reduced over the ranks"
+    what = f"this rank's {label} was finite, and {trip.culprit.state.word} after it was reduced over the ranks"
     return f"{what}: the sum is beyond the dtype of the reduction, unless another rank's was bad"
 
 
 def loss_of_bad(trip: Trip) -> str:
     bad = facts.bad_root_outputs(trip)[0]
-    return f"the model's {bad.label} was {_state(bad)}, and the loss was made from it{scale(trip)}"
+    return f"the model's {bad.label} was {bad.state.word}, and the loss was made from it{scale(trip)}"
 
 
 def loss(trip: Trip, why: str = "") -> str:
@@ -84,7 +84,7 @@ def by_operator(trip: Trip) -> tuple[Cause, str]:
         return Cause.UNEXPLAINED, ""
     cause, evidence = explain(trip.operator)
     if trip.operator.output.state is not trip.culprit.state:
-        evidence += f"; it made the {trip.culprit.label} {_state(trip.culprit)}"
+        evidence += f"; it made the {trip.culprit.label} {trip.culprit.state.word}"
     if facts.is_root_alone(trip):
         evidence += "; found by repeating the whole forward, whose modules were not measured (every=K)"
     return cause, evidence
@@ -99,13 +99,13 @@ def data(trip: Trip) -> str:
     """An input of the root module; where the training calls the model's modules directly, of the first one that it called."""
     bad = facts.bad_root_inputs(trip)[0]
     what = f"{bad.label} of the root module" if ":" not in bad.label else bad.label
-    return f"{what} was {_state(bad)} before any module ran"
+    return f"{what} was {bad.state.word} before any module ran"
 
 
 def changed(trip: Trip) -> str:
     bad = facts.suspects(trip)[0]
     what = f"it was finite when {trip.changed} made it, and was changed in place afterwards, unseen by autograd"
-    return f"{bad.label} was {_state(bad)}: {what}"
+    return f"{bad.label} was {bad.state.word}: {what}"
 
 
 def between(trip: Trip) -> str:
@@ -114,7 +114,7 @@ def between(trip: Trip) -> str:
     if bad.kind is Kind.MARKED and frame:
         return f"born between {describe_module(frame.spec)}, the last finite frame, and this mark"
     where = f"; the last finite frame before it is {describe_module(frame.spec)}" if frame else ""
-    return f"{bad.label} was {_state(bad)} and no watched module made it: it was born between modules{where}"
+    return f"{bad.label} was {bad.state.word} and no watched module made it: it was born between modules{where}"
 
 
 def fed(trip: Trip) -> str:
@@ -170,15 +170,15 @@ def _name(reading: Reading) -> str:
 def gradient(trip: Trip) -> str:
     """Where a gradient was born."""
     made = f"{explain_gradient(trip.operator)}; " if trip.operator is not None else ""
-    came_in, culprit = _came_in(trip), f"the {trip.culprit.label} is {_state(trip.culprit)}"
+    came_in, culprit = _came_in(trip), f"the {trip.culprit.label} is {trip.culprit.state.word}"
     bad = [r for r in came_in if r.state in NON_FINITE]
     if bad and trip.frame.spec.module:
-        born = f"{bad[0].label} was {_state(bad[0])} already as it arrived: {_born_before(trip)}"
+        born = f"{bad[0].label} was {bad[0].state.word} already as it arrived: {_born_before(trip)}"
     elif bad and trip.operator is not None:
         # What the loss handed over was finite, or the backward would not have been run again.
-        born = f"{bad[0].label} became {_state(bad[0])} there, as the model makes another output from this one"
+        born = f"{bad[0].label} became {bad[0].state.word} there, as the model makes another output from this one"
     elif bad:
-        born = f"the gradient of the loss with respect to the model's output was {_state(bad[0])}: {_LOSS}"
+        born = f"the gradient of the loss with respect to the model's output was {bad[0].state.word}: {_LOSS}"
     elif any(r.state is State.FINITE for r in came_in):
         largest = facts.nearest([(reading, reading.dtype) for reading in came_in])
         share = f" ({_share(*largest)})" if largest else ""
@@ -216,7 +216,3 @@ def _born_before(trip: Trip) -> str:
 def _backwards(trip: Trip) -> list[Frame]:
     """The frames of this backward before the tripped one, the last one first."""
     return [frame for frame in reversed(facts.earlier(trip)) if frame.spec.phase is Phase.BACKWARD]
-
-
-def _state(reading: Reading) -> str:
-    return reading.state.name.lower()

@@ -22,7 +22,7 @@ def format_reading(reading: Reading) -> str:
     """One line: abs min and abs max in 8 columns each, then the label. Without numbers: the state in words."""
     if reading.state in MEASURED:
         return f"{reading.abs_min:8.2e} {reading.abs_max:8.2e} {reading.label}"
-    words = "None" if reading.state is State.NONE else reading.state.name.lower().replace("_", " ")
+    words = "None" if reading.state is State.NONE else reading.state.word
     return f"{words:>17} {reading.label}"
 
 
@@ -73,8 +73,7 @@ def describe_trip(rank: str, trip: Trip, frames_in_batch: int | None = None) -> 
     of = "" if frames_in_batch is None else f" of {frames_in_batch}"
     return (
         f"{rank}, {describe_position(trip.position)} (optimizer step {trip.optimizer_step}), "
-        f"frame {trip.position.frame}{of}\n"
-        f"{describe_module(trip.frame.spec)}, {trip.culprit.label}: {trip.culprit.state.name.lower()}"
+        f"frame {trip.position.frame}{of}\n{_bad_reading(trip)}"
     )
 
 
@@ -94,11 +93,11 @@ def describe_position(position: Position) -> str:
 
 def describe_culprit(rank: str, trip: Trip) -> str:
     """The culprit in one line, for exceptions, stderr and error files. ``rank``: as from ``describe_rank``."""
-    culprit = trip.culprit
-    return (
-        f"{rank}, {describe_position(trip.position)}: {describe_module(trip.frame.spec)}, "
-        f"{culprit.label}: {culprit.state.name.lower()}"
-    )
+    return f"{rank}, {describe_position(trip.position)}: {_bad_reading(trip)}"
+
+
+def _bad_reading(trip: Trip) -> str:
+    return f"{describe_module(trip.frame.spec)}, {trip.culprit.label}: {trip.culprit.state.word}"
 
 
 def describe_rank(rank: int, world_size: int, host: str, local_rank: int, stage: int = NO_STAGE) -> str:

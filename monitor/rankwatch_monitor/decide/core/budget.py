@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rankwatch.shared.link.allowance import Allowance
-from rankwatch.shared.link.codec import MAX_RANKS
+from rankwatch.shared.types.fields import MAX_RANKS
 
 from ..replicas.rounds import Memory
 from .tables import TableRoom

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from rankwatch.shared.link import codec as data
+from rankwatch.shared.types.fields import MAX_RANKS
 from rankwatch.shared.types.stream_limit import WINDOW
 
 MAX_BEATS = 2048
@@ -51,7 +51,7 @@ class Options:
     expects_job_end: bool = False
     every: int | None = None
     launch: str = ""
-    room: int = data.MAX_RANKS
+    room: int = MAX_RANKS
     runs_dir: str = ""
     host: str = ""
     window: int = WINDOW

@@ -15,7 +15,6 @@ import makers
 from fuzz.atheris_wire import decode_or_refuse
 from fuzz.make_corpus import ONE_OF_EACH
 from rankwatch.errors import ProtocolError
-from rankwatch.shared.link import codec as data
 from rankwatch.shared.link import wire
 from rankwatch.shared.printable import printable
 from rankwatch.shared.types import fields, messages
@@ -23,7 +22,7 @@ from rankwatch.shared.types.closeup import CloseUp
 from rankwatch.shared.types.fingerprint import FingerprintTable, RankMesh
 from rankwatch.shared.types.frame import FrameTable, Moment, Phase
 from rankwatch.shared.types.notice import NoticeKind, describe_notice
-from rankwatch.shared.types.tuning import NO_CHANGE, Check, Tuning
+from rankwatch.shared.types.tuning import MAX_PATTERNS, MAX_TRACED, NO_CHANGE, Check, Tuning
 
 MESSAGES: list[messages.Message] = [
     *ONE_OF_EACH,
@@ -110,9 +109,18 @@ def test_float64_values_keep_their_range() -> None:
 
 
 def test_names_are_cut_to_the_limit_when_encoded() -> None:
-    cut = wire.decode(wire.encode(messages.Bye(1, "failed", "x" * (data.MAX_TEXT + 1))))
+    cut = wire.decode(wire.encode(messages.Bye(1, "failed", "x" * (fields.MAX_TEXT + 1))))
     assert isinstance(cut, messages.Bye)
-    assert len(cut.text) == data.MAX_TEXT
+    assert len(cut.text) == fields.MAX_TEXT
+
+
+def test_of_a_ring_that_is_too_long_the_last_frames_are_sent() -> None:
+    trip = makers.trip()
+    earlier = dataclasses.replace(trip.frame, position=trip.position._replace(frame=0))
+    sent = messages.Tripped(1, dataclasses.replace(trip, frames=(earlier,) * fields.MAX_RING + trip.frames))
+    received = wire.decode(wire.encode(sent))
+    assert isinstance(received, messages.Tripped)
+    assert received.trip.frames == sent.trip.frames[-fields.MAX_RING :]
 
 
 def test_invalid_utf8_is_escaped_when_encoded() -> None:
@@ -318,7 +326,8 @@ def test_a_refused_option_is_named(options: list[Any], fault: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "most"), [("modules", wire.MAX_PATTERNS), ("ignore", wire.MAX_PATTERNS), ("trace_batch_nums", wire.MAX_TRACED)]
+    ("field", "most"),
+    [("modules", MAX_PATTERNS), ("ignore", MAX_PATTERNS), ("trace_batch_nums", MAX_TRACED)],
 )
 def test_the_lists_of_a_tuning_are_bounded(field: str, most: int) -> None:
     item: Any = 1 if field == "trace_batch_nums" else "*"
@@ -380,7 +389,7 @@ def _with_each_text_replaced(value: Any, text: str) -> Iterator[Any]:
 
 
 def test_the_meshes_of_a_fingerprint_table_are_bounded_in_all() -> None:
-    everywhere = RankMesh(tuple(range(data.MAX_RANKS)), (data.MAX_RANKS,), (True,))
+    everywhere = RankMesh(tuple(range(fields.MAX_RANKS)), (fields.MAX_RANKS,), (True,))
     fits = FingerprintTable((), (everywhere,) * 8)
     assert wire.decode(wire.encode(messages.Fingerprints(fits))) == messages.Fingerprints(fits)
     with pytest.raises(ProtocolError, match="ranks in all"):
