@@ -9,11 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import ports
-from rankwatch_monitor.decide.options import Options
-from rankwatch_monitor.decide.report import Report
+from rankwatch_monitor.decide.core.options import Options
+from rankwatch_monitor.decide.core.report import Report
 from rankwatch_monitor.serve.collector import Collector
 from rankwatch_monitor.serve.metrics.meters import Meters
 from rankwatch_monitor.serve.run_folder import RunsFolder
+from rankwatch_monitor.serve.settings import Settings
 
 PATIENCE = 240
 """Seconds to wait for what must happen, be the machine as busy as it may. Only a test that hangs waits this long."""
@@ -36,14 +37,15 @@ class Running:
     ) -> None:
         self.folder = folder
         self.reports: list[Report] = []
+        runs = folder / "runs"
+        decides = Options(**{"heartbeat": 0.5, **options})  # type: ignore[arg-type]
+        listens = ports.address() if listen == "" else listen
         self.collector = Collector(
-            listen=ports.address() if listen == "" else listen,
-            connection_file=folder / "connection.json",
-            runs=RunsFolder(folder / "runs"),
-            options=Options(**{"heartbeat": 0.5, **options}),  # type: ignore[arg-type]
-            insecure=insecure,
+            Settings(runs, decides, listens, insecure=insecure),
+            folder / "connection.json",
+            RunsFolder(runs),
+            lambda report, news: self.reports.append(report) if news else None,
             meters=meters,
-            show=lambda report, news: self.reports.append(report) if news else None,
         )
         self._thread = threading.Thread(target=self.collector.serve, daemon=True)
         self._thread.start()

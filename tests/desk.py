@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 import makers
 from invariants import CheckedLedger
 from rankwatch.shared.types import messages
-from rankwatch_monitor.decide.effects import Effect, Note, Publish, Send, SendAll
-from rankwatch_monitor.decide.journal import Entry, JobEnded
-from rankwatch_monitor.decide.ledger import Disconnected, Event, Ledger, Received, Stored, Tick
-from rankwatch_monitor.decide.options import Options
-from rankwatch_monitor.decide.report import Report
-from rankwatch_monitor.decide.run import Run
-from rankwatch_monitor.decide.verdict import Verdict
+from rankwatch_monitor.decide.core.effects import Effect, Note, Publish, Send, SendAll
+from rankwatch_monitor.decide.core.journal import Entry, JobEnded
+from rankwatch_monitor.decide.core.ledger import Disconnected, Event, Ledger, Received, Stored, Tick
+from rankwatch_monitor.decide.core.options import Options
+from rankwatch_monitor.decide.core.report import Report
+from rankwatch_monitor.decide.core.run import Run
+from rankwatch_monitor.decide.trip.verdict import Verdict
 from rankwatch_monitor.record.facts import row_after
 from rankwatch_monitor.record.runs import RunRow
-from rankwatch_monitor.serve.held import seqs_of
+from rankwatch_monitor.serve.unwritten import seqs_of
 
 M = TypeVar("M", bound=messages.Message)
 E = TypeVar("E", bound=Effect)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from datetime import date, datetime, timedelta, timezone
 from typing import Any
 
-from rankwatch_monitor.views.fleet.archive import put
-from rankwatch_monitor.views.fleet.layout import MERGED, file_of, folder_of, id_of
+from rankwatch_fleet.archive import put
+from rankwatch_fleet.layout import MERGED, file_of, folder_of, id_of
 
 FIRST_DAY = date(2025, 1, 1)
 LOCAL = 8

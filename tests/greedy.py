@@ -28,7 +28,7 @@ from rankwatch.shared.types.fingerprint import FingerprintRow, FingerprintTable,
 from rankwatch.shared.types.frame import FrameTable
 from rankwatch.shared.types.gpu import Gpu
 from rankwatch.shared.types.tuning import Tuning
-from rankwatch_monitor.decide.replicas import MAX_TABLE_ROWS
+from rankwatch_monitor.decide.replicas.comparison import MAX_TABLE_ROWS
 
 LONG = "x" * 16_000
 NESTED = msgpack.packb(["BEAT", [[0] * 60] * 100_000])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rankwatch_monitor.decide.effects import Effect
-from rankwatch_monitor.decide.ending import Situation
-from rankwatch_monitor.decide.ledger import Event, Ledger
-from rankwatch_monitor.decide.report import RankState
-from rankwatch_monitor.decide.run import Run
-from rankwatch_monitor.decide.verdict import Certainty, has_answered, is_waited_for, logical_time_of
+from rankwatch_monitor.decide.core.effects import Effect
+from rankwatch_monitor.decide.core.ledger import Event, Ledger
+from rankwatch_monitor.decide.core.report import RankState
+from rankwatch_monitor.decide.core.run import Run
+from rankwatch_monitor.decide.ending.rules import Situation
+from rankwatch_monitor.decide.trip.verdict import Certainty, has_answered, is_waited_for, logical_time_of
 
 
 def _waited_for(run: Run) -> set[int]:

@@ -12,8 +12,8 @@ import makers
 from rankwatch.shared.types import messages
 from rankwatch.shared.types.frame import BatchSummary, Frame, FrameTable, Kind, Phase, Position, Reading, State, pack
 from rankwatch.shared.types.trip import Trip
-from rankwatch_monitor.decide.effects import Show
-from rankwatch_monitor.decide.journal import NO_RANK, Entry, Fact, Opened, Trained
+from rankwatch_monitor.decide.core.effects import Show
+from rankwatch_monitor.decide.core.journal import NO_RANK, Entry, Fact, Opened, Trained
 from rankwatch_monitor.record.reader import RunRecord
 from rankwatch_monitor.record.schema import FILE
 from rankwatch_monitor.record.store import Limits, Store

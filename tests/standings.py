@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rankwatch_monitor.decide.effects import Show
-from rankwatch_monitor.decide.report import RankStanding, RankState, RunStanding
+from rankwatch_monitor.decide.core.effects import Show
+from rankwatch_monitor.decide.core.report import RankStanding, RankState, RunStanding
 
 
 def standing(rank: int = 0, **changes: object) -> RankStanding:

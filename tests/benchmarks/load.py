@@ -62,7 +62,7 @@ from rankwatch.shared.types import messages
 from rankwatch.shared.types.fingerprint import ALL_ROWS, Fingerprint, FingerprintRow, FingerprintTable, RankMesh
 from rankwatch.shared.types.frame import NO_STAGE, BatchSummary, FrameSpec, FrameTable, Kind, Moment, ReadingSpec, pack
 from rankwatch.tell.window import Window
-from rankwatch_monitor.decide.replicas import ReplicaWatch
+from rankwatch_monitor.decide.replicas.comparison import ReplicaWatch
 from rankwatch_monitor.serve.collector import TO_PEER, raise_descriptor_limit
 
 ROWS = 1000

@@ -18,7 +18,7 @@ FEEDS = [
     *("fsdp1", "fsdp2", "fsdp2_watched_before_it_is_wrapped", "hsdp", "hsdp_averaged_at_times", "tensor_parallel_and_hsdp"),
     *("gradients_reduced_by_hand", "marked_as_tensor_parallel", "pipeline", "grown_in_mid_run"),
 ]
-"""One for each way in which an agent learns what is to be compared; ``unit/decide/test_recorded_replicas.py`` has all of them."""
+"""One for each way in which an agent learns what is to be compared; ``test_recorded_replicas.py`` has all of them."""
 
 NUMBERS = [
     *("replicas_with_gradients", "unused_parameters", "scaler_that_skips", "a_growing_norm", "spikes", "lengths_that_vary"),

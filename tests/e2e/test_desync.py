@@ -1,6 +1,6 @@
 """Trainings whose replicas are silently not one model, those of the table ``desynced``: each is named, and nothing else is said.
 
-One for each way in which an agent sees it; ``unit/decide/test_recorded_replicas.py`` has all of them.
+One for each way in which an agent sees it; ``unit/decide/replicas/test_recorded_replicas.py`` has all of them.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import pytest
 
 from jobs import finished, forked
 from rankwatch.shared.types.fingerprint import NO_GATHER, FingerprintRow, RankMesh
-from rankwatch_monitor.decide.table_layout import MeshLayout
+from rankwatch_monitor.decide.replicas.table_layout import MeshLayout
 
 BLOCK = ("norm.weight", "norm.bias", "up.weight", "up.bias", "down.weight", "down.bias", "scale")
 NET = {

@@ -18,8 +18,17 @@ from jobs import Job
 from rankwatch.shared.types import messages
 from rankwatch.shared.types.frame import FrameTable
 from rankwatch.shared.types.trip import Source
-from rankwatch_monitor.decide.desync import Compared, Desync, DesyncPattern
-from rankwatch_monitor.decide.journal import NO_RANK, Desynced, Entry, JobEnded, Opened, ReplicasCompared, Trained, Waited
+from rankwatch_monitor.decide.core.journal import (
+    NO_RANK,
+    Desynced,
+    Entry,
+    JobEnded,
+    Opened,
+    ReplicasCompared,
+    Trained,
+    Waited,
+)
+from rankwatch_monitor.decide.replicas.desync import Compared, Desync, DesyncPattern
 from rankwatch_monitor.record.schema import FILE
 from rankwatch_monitor.record.store import Store
 from rankwatch_monitor.views.ui import single

@@ -22,10 +22,10 @@ from rankwatch.errors import ProtocolError
 from rankwatch.shared.link import wire
 from rankwatch.shared.printable import paragraph, printable
 from rankwatch.shared.types import messages
-from rankwatch_monitor.decide.effects import Effect, Publish, Send
-from rankwatch_monitor.decide.journal import JobEnded
-from rankwatch_monitor.decide.ledger import Disconnected, Event, Ledger, Malformed, Received, Tick
-from rankwatch_monitor.decide.options import Options
+from rankwatch_monitor.decide.core.effects import Effect, Publish, Send
+from rankwatch_monitor.decide.core.journal import JobEnded
+from rankwatch_monitor.decide.core.ledger import Disconnected, Event, Ledger, Malformed, Received, Tick
+from rankwatch_monitor.decide.core.options import Options
 from rankwatch_monitor.views import as_json as json
 from rankwatch_monitor.views import text
 

@@ -35,7 +35,7 @@ AREAS: dict[str, str] = {
     " e2e/test_several_hosts e2e/test_network e2e/test_scarce e2e/test_status benchmarks/test_load",
     "monitor/rankwatch_monitor/views/": "e2e/test_views",
     "monitor/rankwatch_monitor/views/export": "e2e/test_export",
-    "monitor/rankwatch_monitor/views/fleet": "e2e/test_fleet benchmarks/test_fleet",
+    "monitor/rankwatch_fleet": "e2e/test_fleet benchmarks/test_fleet unit/fleet/",
     "monitor/rankwatch_monitor/views/top": "e2e/test_top",
     "monitor/rankwatch_monitor/views/ui": "e2e/test_page",
 }

@@ -15,9 +15,9 @@ from desk import Desk
 from rankwatch.errors import ProtocolError
 from rankwatch.shared.link import wire
 from rankwatch.shared.types import messages
-from rankwatch_monitor.decide.effects import Note, Send
-from rankwatch_monitor.decide.journal import JobEnded
-from rankwatch_monitor.decide.ledger import Received, Tick
+from rankwatch_monitor.decide.core.effects import Note, Send
+from rankwatch_monitor.decide.core.journal import JobEnded
+from rankwatch_monitor.decide.core.ledger import Received, Tick
 from rankwatch_monitor.views import as_json
 
 from .truths import Alike

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rankwatch_monitor.decide.desync import DesyncPattern
+from rankwatch_monitor.decide.replicas.desync import DesyncPattern
 
 FILE = Path(__file__).parent / "truths.json"
 """What the tables call true, which import torch: a line for each training."""

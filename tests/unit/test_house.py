@@ -21,6 +21,7 @@ else:
     import tomli as tomllib
 
 AGENT, MONITOR = ROOT / "agent" / "rankwatch", ROOT / "monitor" / "rankwatch_monitor"
+FLEET = ROOT / "monitor" / "rankwatch_fleet"
 
 AGENT_WINGS = ["face", "tell", "hook", "replicas", "judge", "rerun", "measure", "touch", "shared", "errors"]
 """Imports inside the agent point to the right: a file imports its own wing and those after it. ``face`` is what lies at the
@@ -53,7 +54,7 @@ def name_of(path: Path) -> str:
     return ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
 
 
-FILES = {name_of(path): path for root in (AGENT, MONITOR) for path in sorted(root.rglob("*.py"))}
+FILES = {name_of(path): path for root in (AGENT, MONITOR, FLEET) for path in sorted(root.rglob("*.py"))}
 
 
 @cache
@@ -106,6 +107,18 @@ def test_imports_point_down_the_wings(root: Path) -> None:
     assert not upward
 
 
+def test_the_streets_of_decisions_meet_in_the_core() -> None:
+    """What is decided of trips, endings, replicas and stalls meets in the run, and nowhere else."""
+    streets = {"trip", "ending", "replicas", "stalls"}
+    pairs = {
+        (of_file[2], of_other[2])
+        for name in of(MONITOR)
+        for other in imports(name)
+        if (of_file := name.split("."))[1:2] == (of_other := other.split("."))[1:2] == ["decide"] and len(of_other) > 3
+    }
+    assert {pair for pair in pairs if streets >= set(pair) and len(set(pair)) == 2} == set()
+
+
 def test_no_file_imports_itself_in_a_circle() -> None:
     inner = {name: {other for other in imports(name) if other in FILES and other != "rankwatch"} for name in FILES}
     list(TopologicalSorter(inner).static_order())
@@ -114,6 +127,11 @@ def test_no_file_imports_itself_in_a_circle() -> None:
 def test_the_agent_never_imports_the_monitor() -> None:
     users = {name for name in of(AGENT) for other in imports(name) if other.startswith("rankwatch_monitor")}
     assert users == {"rankwatch.__main__"}  # which is the command line
+
+
+def test_the_archive_of_a_site_is_imported_by_its_commands_alone() -> None:
+    users = {name for name in of(MONITOR) + of(AGENT) for other in imports(name) if other.startswith("rankwatch_fleet")}
+    assert users == {"rankwatch_monitor.commands.archive", "rankwatch_monitor.commands.fleet"}
 
 
 def test_no_file_has_a_license_header() -> None:
@@ -165,22 +183,22 @@ def test_only_the_doctor_and_the_agreement_meet_at_a_store() -> None:
          " doctor.checks.reach"),
         ("starlette", "views.ui.server"),
         ("uvicorn", "views.ui.server"),
-        ("sqlite3", "record.schema record.store record.reader record.sound record.disk"),
+        ("sqlite3", "record.schema record.store record.reader record.checked record.disk"),
         (
             "numpy",
             "record.layout record.digest record.headroom record.store record.reader record.jumps record.origin"
             " record.course record.recent"
-            " decide.table_layout decide.votes decide.replicated_rows decide.learned"
-            " decide.replica_group decide.gathers decide.replicas decide.weighing"
+            " decide.replicas.table_layout decide.replicas.votes decide.replicas.replicated_rows decide.replicas.inferred"
+            " decide.replicas.replica_group decide.replicas.gathers decide.replicas.comparison decide.replicas.patterns"
             " views.ui.grids views.ui.bins views.ui.curves views.ui.by_rank views.ui.sources"
-            " views.export.rows views.export.parquet views.export.events views.export.written views.fleet.row",
+            " views.export.rows views.export.parquet views.export.events views.export.written row",
         ),
         ("prometheus_client", "serve.metrics.families serve.metrics.server"),
         ("rich", "views.top.screen"),
         ("shtab", "commands.completion"),
         ("termios", "views.top.keys"),
-        ("pyarrow", "views.export.parquet views.fleet.layout views.fleet.archive"),
-        ("duckdb", "views.fleet.query"),
+        ("pyarrow", "views.export.parquet layout archive"),
+        ("duckdb", "query"),
         ("fsspec", "views.export.target"),
         ("tensorboardX", "views.export.events"),
         ("transformers", "integrations.transformers"),

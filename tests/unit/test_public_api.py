@@ -115,6 +115,11 @@ def test_the_wheel_says_that_it_is_typed(tmp_path: Path) -> None:
         names = set(wheel.namelist())
         metadata = wheel.read("rankwatch-0.1.0.dist-info/METADATA").decode()
     assert {"rankwatch/py.typed", "rankwatch_monitor/py.typed", "rankwatch/zero_code/startup/sitecustomize.py"} <= names
-    assert not {name.partition("/")[0] for name in names} - {"rankwatch", "rankwatch_monitor", "rankwatch-0.1.0.dist-info"}
+    assert not {name.partition("/")[0] for name in names} - {
+        "rankwatch",
+        "rankwatch_monitor",
+        "rankwatch_fleet",
+        "rankwatch-0.1.0.dist-info",
+    }
     assert "\nLicense-Expression: Apache-2.0\n" in metadata
     assert "\nProject-URL: Changelog, https://" in metadata

@@ -46,8 +46,8 @@ def main(arguments: argparse.Namespace) -> int:
     if not url or not (run or arguments.merge):
         raise UsageError("which run, and which archive? rankwatch archive RUN URL, or rankwatch archive --merge URL")
     check_archive(url)
-    from ..views.fleet import archive  # only now: it imports pyarrow
-    from ..views.fleet.layout import day_of
+    from rankwatch_fleet import archive  # only now: it imports pyarrow
+    from rankwatch_fleet.layout import day_of
 
     if arguments.merge:
         merged = archive.merge(url, day_of(time.time() - SETTLED))

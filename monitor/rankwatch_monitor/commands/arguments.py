@@ -97,27 +97,14 @@ def _split(text: str, most: int) -> tuple[str, ...]:
     return parts
 
 
-def on_lost(text: str) -> str:
-    return _one_of(text, "abort", "wait")
+def one_of(*words: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        # argparse checks the type of a default that comes from the environment, but not its choices.
+        if text not in words:
+            raise argparse.ArgumentTypeError(f"{text!r}: expected {' or '.join(words)}")
+        return text
 
-
-def on_stall(text: str) -> str:
-    return _one_of(text, "warn", "abort")
-
-
-def on_desync(text: str) -> str:
-    return _one_of(text, "note", "abort")
-
-
-def log_format(text: str) -> str:
-    return _one_of(text, "text", "json")
-
-
-def _one_of(text: str, *words: str) -> str:
-    # argparse checks the type of a default that comes from the environment, but not its choices.
-    if text not in words:
-        raise argparse.ArgumentTypeError(f"{text!r}: expected {' or '.join(words)}")
-    return text
+    return parse
 
 
 def add_connection(parser: argparse.ArgumentParser) -> None:

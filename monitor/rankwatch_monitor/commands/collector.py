@@ -5,19 +5,21 @@ from __future__ import annotations
 import argparse
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from rankwatch.errors import UsageError
 from rankwatch.shared.system.installed import to_add
 from rankwatch.shared.system.log_lines import write_log
 from rankwatch.shared.types.tuning import MAX_EVERY
 
-from ..decide.options import Options
+from ..decide.core.options import Options
 from ..serve.collector import DEFAULT_LISTEN
 from ..serve.daemon import run_daemon
 from ..serve.metrics.meters import Meters
+from ..serve.settings import Settings
 from ..views.text import FRAMES_ON_SCREEN
 from . import arguments as types
 from .archive import check_archive
@@ -40,22 +42,55 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     write_log(arguments.log_format)
-    connection_file = arguments.connection_file or arguments.runs_dir / "connection.json"
-    options = options_of(arguments)
+    settings = settings_of(arguments)
     with metered(arguments) as meters:
-        return run_daemon(
-            arguments.listen,
-            connection_file,
-            arguments.runs_dir,
-            options,
-            address=arguments.address,
-            keep_keys=arguments.keep_keys,
-            insecure=arguments.insecure,
-            meters=meters,
-            frames=arguments.frames,
-            on_verdict=arguments.on_verdict,
-            archive=archive_of(arguments),
-        )
+        return run_daemon(settings, meters)
+
+
+_OPTIONS = Options()
+
+
+class _Option(NamedTuple):
+    """An option of the collector. ``default`` is the text that is parsed where neither the option nor its variable is given."""
+
+    name: str
+    metavar: str
+    parse: Callable[[str], object] | None
+    default: str | None
+    help: str
+
+
+_TABLE = (
+    _Option("--heartbeat", "SECONDS", types.seconds, f"{_OPTIONS.heartbeat:g}",
+        f"seconds between heartbeats; a rank that misses three is lost (default: {_OPTIONS.heartbeat:g})"),
+    _Option("--decision-window", "SECONDS", types.seconds, f"{_OPTIONS.decision_window:g}",
+        f"seconds for which a verdict waits for ranks that have not answered (default: {_OPTIONS.decision_window:g})"),
+    _Option("--abort-grace", "SECONDS", types.seconds, f"{_OPTIONS.abort_grace:g}",
+        f"seconds after an abort until a rank that has not ended is killed (default: {_OPTIONS.abort_grace:g})"),
+    _Option("--on-lost", "{abort,wait}", types.one_of("abort", "wait"), "abort",
+        "what the other ranks do when a rank fails or is lost (default: abort)"),
+    _Option("--hold-limit", "SECONDS", types.seconds_or_never, f"{_OPTIONS.hold_limit:g}",
+        "seconds for which an abort waits for a rank in rankwatch.hold(), a save say, before the grace begins; 0: it does "
+        f"not (default: {_OPTIONS.hold_limit:g})"),
+    _Option("--stall-after", "SECONDS", types.seconds_or_never, f"{_OPTIONS.stall_after:g}",
+        f"seconds without progress after which a rank has stalled; 0: never (default: {_OPTIONS.stall_after:g})"),
+    _Option("--on-stall", "{warn,abort}", types.one_of("warn", "abort"), "warn",
+        "what to do when a rank has stalled (default: warn, in the log and the report)"),
+    _Option("--on-desync", "{note,abort}", types.one_of("note", "abort"), "note",
+        "what to do when replicas that DDP, HSDP or a DTensor keeps equal differ (default: note, in the log and the report)"),
+    _Option("--on-verdict", "CMD", None, "",
+        "shell command for a run that did not finish well, and for a stall or desync in one that goes on: it has "
+        "JSON on stdin, and 30 seconds"),
+    _Option("--log-format", "{text,json}", types.one_of("text", "json"), "text",
+        "the lines on stderr: text with time and level, or one JSON object a line (default: text)"),
+    _Option("--archive", "URL", None, "",
+        "add each run that is over to this archive, for rankwatch fleet: a folder, or a URL such as s3://bucket/runs"),
+    _Option("--frames", "N", types.whole("N", 1, 1 << 31), str(FRAMES_ON_SCREEN),
+        f"print the last N frames above a verdict; the record has all (default: {FRAMES_ON_SCREEN})"),
+    _Option("--metrics", "[HOST]:PORT", types.listening, None,
+        "serve metrics for Prometheus at this address; without HOST on this machine alone, with * on all interfaces"),
+)  # fmt: skip
+"""Each has a variable: RANKWATCH_ and its name."""
 
 
 def add_collector_options(parser: argparse.ArgumentParser, listen: str | None, listen_help: str) -> None:
@@ -75,103 +110,15 @@ def add_collector_options(parser: argparse.ArgumentParser, listen: str | None, l
         help="file with the address and the keys for the ranks (default: RUNS_DIR/connection.json; of run: a private file)",
     )
     types.add_runs_dir(parser)
-    defaults = Options()
-    for name, text in (
-        ("heartbeat", "seconds between heartbeats; a rank that misses three is lost"),
-        ("decision-window", "seconds for which a verdict waits for ranks that have not answered"),
-        ("abort-grace", "seconds after an abort until a rank that has not ended is killed"),
-    ):
-        default = getattr(defaults, name.replace("-", "_"))
-        types.add_option(
-            parser,
-            f"--{name}",
-            metavar="SECONDS",
-            type=types.seconds,
-            default=types.env(name, str(default)),
-            help=f"{text} (default: {default:g})",
-        )
-    parser.add_argument(
-        "--on-lost",
-        metavar="{abort,wait}",
-        type=types.on_lost,
-        default=types.env("on_lost", "abort"),
-        help="what the other ranks do when a rank fails or is lost (default: abort)",
-    )
-    types.add_option(
-        parser,
-        "--hold-limit",
-        metavar="SECONDS",
-        type=types.seconds_or_never,
-        default=types.env("hold_limit", str(defaults.hold_limit)),
-        help="seconds for which an abort waits for a rank in rankwatch.hold(), a save say, before the grace begins; 0: it does "
-        f"not (default: {defaults.hold_limit:g})",
-    )
-    types.add_option(
-        parser,
-        "--stall-after",
-        metavar="SECONDS",
-        type=types.seconds_or_never,
-        default=types.env("stall_after", str(defaults.stall_after)),
-        help=f"seconds without progress after which a rank has stalled; 0: never (default: {defaults.stall_after:g})",
-    )
-    types.add_option(
-        parser,
-        "--on-stall",
-        metavar="{warn,abort}",
-        type=types.on_stall,
-        default=types.env("on_stall", "warn"),
-        help="what to do when a rank has stalled (default: warn, in the log and the report)",
-    )
-    types.add_option(
-        parser,
-        "--on-desync",
-        metavar="{note,abort}",
-        type=types.on_desync,
-        default=types.env("on_desync", "note"),
-        help="what to do when replicas that DDP, HSDP or a DTensor keeps equal differ (default: note, in the log and the report)",
-    )
+    for name, metavar, parse, default, text in _TABLE:
+        value = types.env(name[2:], default)
+        types.add_option(parser, name, metavar=metavar, type=parse, default=value, help=text)
     types.add_option(
         parser,
         "--every",
         metavar="K",
         type=types.whole("K", 1, MAX_EVERY),
         help="measure each K-th batch only, whatever the ranks' own option says (default: the ranks' own option)",
-    )
-    types.add_option(
-        parser,
-        "--on-verdict",
-        metavar="CMD",
-        default=types.env("on_verdict", ""),
-        help="shell command for a run that did not finish well, and for a stall or desync in one that goes on: it has "
-        "JSON on stdin, and 30 seconds",
-    )
-    types.add_option(
-        parser,
-        "--log-format",
-        metavar="{text,json}",
-        type=types.log_format,
-        default=types.env("log_format", "text"),
-        help="the lines on stderr: text with time and level, or one JSON object a line (default: text)",
-    )
-    parser.add_argument(
-        "--archive",
-        metavar="URL",
-        default=types.env("archive", ""),
-        help="add each run that is over to this archive, for rankwatch fleet: a folder, or a URL such as s3://bucket/runs",
-    )
-    parser.add_argument(
-        "--frames",
-        metavar="N",
-        type=types.whole("N", 1, 1 << 31),
-        default=types.env("frames", str(FRAMES_ON_SCREEN)),
-        help=f"print the last N frames above a verdict; the record has all (default: {FRAMES_ON_SCREEN})",
-    )
-    parser.add_argument(
-        "--metrics",
-        metavar="[HOST]:PORT",
-        type=types.listening,
-        default=types.env("metrics", None),
-        help="serve metrics for Prometheus at this address; without HOST on this machine alone, with * on all interfaces",
     )
     types.add_option(parser, "--metrics-per-rank", action="store_true", help="serve metrics of each rank, too")
 
@@ -192,23 +139,17 @@ def metered(arguments: argparse.Namespace) -> Iterator[Meters | None]:
         yield meters
 
 
-def archive_of(arguments: argparse.Namespace) -> str:
-    """The URL of ``--archive``; empty: none. Raises UsageError where it cannot work: the end of a run is a bad time to say so."""
-    url: str = arguments.archive
-    if url:
-        check_archive(url)
-    return url
+def settings_of(arguments: argparse.Namespace) -> Settings:
+    """Raises UsageError where the archive cannot work: the end of a run is a bad time to say so."""
+    if arguments.archive:
+        check_archive(arguments.archive)
+    same = {
+        name: value for name, value in vars(arguments).items() if name in Settings.__dataclass_fields__ and value is not None
+    }
+    return Settings(options=options_of(arguments), **same)
 
 
 def options_of(arguments: argparse.Namespace) -> Options:
-    return Options(
-        heartbeat=arguments.heartbeat,
-        decision_window=arguments.decision_window,
-        abort_grace=arguments.abort_grace,
-        hold_limit=arguments.hold_limit,
-        abort_on_lost=arguments.on_lost == "abort",
-        stall_after=arguments.stall_after,
-        abort_on_stall=arguments.on_stall == "abort",
-        abort_on_desync=arguments.on_desync == "abort",
-        every=arguments.every,
-    )
+    names = "heartbeat", "decision_window", "abort_grace", "hold_limit", "stall_after", "every"
+    aborts = {f"abort_on_{name}": getattr(arguments, f"on_{name}") == "abort" for name in ("lost", "stall", "desync")}
+    return Options(**{name: getattr(arguments, name) for name in names}, **aborts)

@@ -14,8 +14,8 @@ from rankwatch.shared.system.installed import to_add
 from rankwatch.shared.system.log_lines import asked_for, write_log
 from rankwatch.shared.system.on_terminal import as_shown
 
-from ..decide.options import Options
-from ..serve.launcher import run_command
+from ..serve.launcher import LISTEN, run_command
+from ..serve.settings import Settings
 from . import arguments as types
 
 _QUIET = {"PYTHONWARNINGS": "ignore:Failed to initialize NumPy:UserWarning"}
@@ -35,7 +35,7 @@ def main(arguments: argparse.Namespace) -> int:
     command = [sys.executable, *_TORCHRUN, "-m", "rankwatch.demo"]
     environ = {**os.environ, **_QUIET}
     write_log(asked_for())
-    code = run_command(command, runs_dir=arguments.runs_dir, options=Options(), job="demo", environ=environ)
+    code = run_command(command, Settings(arguments.runs_dir, listen=LISTEN, job="demo"), environ)
     if code != EXIT_ABORTED:
         return code or EXIT_ERROR
     rankwatch = "rankwatch" if shutil.which("rankwatch") else shlex.quote(sys.argv[0])

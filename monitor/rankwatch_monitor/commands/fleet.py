@@ -28,12 +28,12 @@ def main(arguments: argparse.Namespace) -> int:
     if not arguments.url:
         raise UsageError("which archive? rankwatch fleet URL, or RANKWATCH_ARCHIVE")
     try:
-        from ..views.fleet import query
+        from rankwatch_fleet import query
     except ModuleNotFoundError as error:
         raise UsageError(f"this needs {error.name}: {to_add('fleet')}") from None
-    from ..views.fleet import as_json as json
-    from ..views.fleet import page as pages
-    from ..views.fleet import text
+    from rankwatch_fleet import as_json as json
+    from rankwatch_fleet import page as pages
+    from rankwatch_fleet import text
 
     fleet = query.ask(arguments.url, arguments.since.isoformat(), arguments.until.isoformat())
     if arguments.html is not None:

@@ -12,7 +12,7 @@ from rankwatch.errors import UsageError
 from rankwatch.shared.printable import page, printable
 from rankwatch.shared.system.on_terminal import as_shown
 
-from ..decide.report import Report
+from ..decide.core.report import Report
 from ..record import replay
 from ..record.course import with_course
 from ..record.reader import RunRecord

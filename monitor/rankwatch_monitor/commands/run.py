@@ -9,13 +9,13 @@ from rankwatch.errors import UsageError
 from rankwatch.shared.system.log_lines import VARIABLE, write_log
 from rankwatch.shared.types.config import is_disabled
 
-from ..serve.launcher import replace_by, run_command
+from ..serve.launcher import LISTEN, replace_by, run_command
 from . import arguments as types
-from .collector import add_collector_options, archive_of, metered, options_of
+from .collector import add_collector_options, metered, settings_of
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    add_collector_options(parser, "tcp://127.0.0.1:0", "address to listen on (default: a free port of this machine alone)")
+    add_collector_options(parser, LISTEN, "address to listen on (default: a free port of this machine alone)")
     parser.add_argument("--job", help="name of the job (default: the script's)")
     types.add_option(
         parser,
@@ -45,17 +45,9 @@ def main(arguments: argparse.Namespace) -> int:
     with metered(arguments) as meters:
         return run_command(
             command,
-            listen=arguments.listen,
-            address=arguments.address,
-            connection_file=arguments.connection_file,
-            runs_dir=arguments.runs_dir,
-            options=options_of(arguments),
-            job=arguments.job,
-            environ={**os.environ, VARIABLE: arguments.log_format},
+            settings_of(arguments),
+            {**os.environ, VARIABLE: arguments.log_format},
             meters=meters,
             status=not arguments.no_status,
             config=arguments.rankwatch_config,
-            frames=arguments.frames,
-            on_verdict=arguments.on_verdict,
-            archive=archive_of(arguments),
         )

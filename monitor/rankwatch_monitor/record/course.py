@@ -11,8 +11,8 @@ import numpy as np
 
 from rankwatch.shared.types.frame import NARROW_DTYPES, NO_LOSS
 
-from ..decide.course import Course, GrownReading, LossAt, NearestReading
-from ..decide.report import Report
+from ..decide.core.report import Report
+from ..decide.ending.course import Course, GrownReading, LossAt, NearestReading
 from .headroom import Readings, choose
 from .layout import Array
 from .reader import RunRecord

@@ -11,11 +11,11 @@ from rankwatch.shared.printable import cleaned, paragraph
 from rankwatch.shared.types import messages
 from rankwatch.shared.types.fields import MAX_RANKS
 
-from ..decide import journal
-from ..decide.gaps import Gap, describe_gap
-from ..decide.journal import Fact
+from ..decide.core import journal
+from ..decide.core.gaps import Gap, describe_gap
+from ..decide.core.journal import Fact
+from .checked import Unsound, reader_of
 from .runs import RunRow
-from .sound import Unsound, reader_of
 
 AND_MORE = ", and more: see its report"
 

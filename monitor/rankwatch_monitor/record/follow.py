@@ -9,10 +9,10 @@ from pathlib import Path
 
 from rankwatch.shared.printable import printable
 
-from ..decide.journal import Opened
-from ..decide.options import Options
-from ..decide.report import RankStanding, Report, RunStanding
-from ..decide.run import Run
+from ..decide.core.journal import Opened
+from ..decide.core.options import Options
+from ..decide.core.report import RankStanding, Report, RunStanding
+from ..decide.core.run import Run
 from . import replay
 from .headroom import Headroom, Readings, choose, last_batches, merge, pace_of, recent_of
 from .layout import Array

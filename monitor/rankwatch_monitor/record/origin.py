@@ -14,8 +14,8 @@ from rankwatch.shared.types.frame import FrameSpec, Kind, Phase, ReadingSpec, St
 from rankwatch.shared.types.notice import ZEROS
 from rankwatch.shared.types.trip import Trip
 
-from ..decide.began import Jump, ReadingName, TripOrigin, find_began
-from ..decide.report import Report
+from ..decide.core.report import Report
+from ..decide.trip.began import Jump, ReadingName, TripOrigin, find_began
 from .jumps import LEAST, find_jumps
 from .layout import Array
 from .reader import RunRecord

@@ -16,9 +16,10 @@ from rankwatch.shared.printable import cleaned, printable
 from rankwatch.shared.types import messages
 from rankwatch.shared.types.frame import Frame, FrameTable
 
-from ..decide.journal import NO_RANK, Entry, Progress
-from ..decide.report import RankStanding, RunStanding
+from ..decide.core.journal import NO_RANK, Entry, Progress
+from ..decide.core.report import RankStanding, RunStanding
 from . import facts
+from .checked import reader_of
 from .digest import Columns, Envelope
 from .layout import DIGEST, Array, BlobLayout, pack_frames, unpack_digests, unpack_part, unpack_table
 from .rows import (
@@ -34,7 +35,6 @@ from .rows import (
     Standings,
 )
 from .schema import explained, open_to_read
-from .sound import reader_of
 
 LAST_PARTS = 4
 """Last parts of batches of each rank: they say how far it came, and how many frames its batches have."""

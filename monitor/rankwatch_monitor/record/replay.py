@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from rankwatch.shared.printable import printable
 
-from ..decide.journal import Opened
-from ..decide.ledger import Ledger
-from ..decide.options import Options
-from ..decide.report import Report
+from ..decide.core.journal import Opened
+from ..decide.core.ledger import Ledger
+from ..decide.core.options import Options
+from ..decide.core.report import Report
 from .course import with_course
 from .origin import with_origin
 from .reader import RunRecord

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from rankwatch.shared.printable import cleaned, paragraph
 
-from .living import is_alive
 from .schema import FILE, StoreError, explained, open_to_read
+from .writer_lock import is_alive
 
 log = logging.getLogger(__name__)
 

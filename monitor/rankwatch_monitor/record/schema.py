@@ -16,7 +16,7 @@ from pathlib import Path
 from rankwatch.errors import ProtocolError
 from rankwatch.shared.printable import printable
 
-from .sound import SoundConnection, columns_of
+from .checked import SoundConnection, columns_of
 
 FILE = "run.db"
 
@@ -55,7 +55,7 @@ CREATE TABLE summaries (
     meta       who wrote the record: name and value
     run        one row: what a list of runs shows (runs.py)
     standing   one row: where the run and its ranks are while it is running, as JSON
-    events     every fact except batches (decide/journal.py), in the order of arrival; a replay of them gives the verdict
+    events     every fact except batches (decide/core/journal.py), in the order of arrival; a replay of them gives the verdict
     tables     the frame tables, numbered from 1
     digests    segments of digests, in the order in which the parts came
     envelopes  one for each part of a batch and frame table

@@ -20,15 +20,15 @@ from rankwatch.shared.bounded import BoundedDict
 from rankwatch.shared.types import messages
 from rankwatch.shared.types.frame import FrameTable
 
-from ..decide.effects import Show
-from ..decide.journal import Entry, Opened, Trained
+from ..decide.core.effects import Show
+from ..decide.core.journal import Entry, Opened, Trained
 from . import facts, runs
 from .digest import Columns, Envelope, RankSummary, summarise
 from .layout import DIGEST, Array, pack_digests, pack_part, pack_table, unpack_digests
-from .living import Claim
 from .mounts import is_on_network
 from .runs import RunRow
 from .schema import BUSY_TIMEOUT, CREATE, SCHEMA, RecordConnection, StoreError, explained, is_new
+from .writer_lock import Claim
 
 SEGMENT = 4096
 """Digests in a segment: many, to read them fast; few, since every transaction writes the last segment again."""

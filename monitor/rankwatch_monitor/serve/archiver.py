@@ -6,9 +6,7 @@ What a slow or broken file system does to that process, it does not do to the co
 from __future__ import annotations
 
 import logging
-import os
 import shlex
-import subprocess
 import sys
 import threading
 import time
@@ -21,6 +19,8 @@ from rankwatch.shared.printable import printable
 from ..record.runs import folders, is_over
 from ..record.schema import FILE, StoreError
 from ..views.export.urls import shown
+from .programs import NOTHING, PATIENCE, Programs
+from .settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -29,9 +29,6 @@ LIMIT = 300.0
 
 PAUSES = 5.0, 30.0, 120.0, 600.0
 """Seconds between the tries. After the last one the run is left out, and the log says so."""
-
-PATIENCE = 1.0
-"""Seconds after which the one at the terminal is told what is waited for at the end."""
 
 CLOSING = 30.0
 """Seconds at the end for what is still to be archived: a job that was stopped must end."""
@@ -67,7 +64,7 @@ class Archiver:
         self._left_by = ""
         self._closing_at: float | None = None
         self._has_given_up = False
-        self._process: subprocess.Popen[str] | None = None
+        self._programs = Programs()
         self._thread = threading.Thread(target=self._run, name="rankwatch-archiver", daemon=True)
         self._thread.start()
 
@@ -93,9 +90,8 @@ class Archiver:
             log.info("waiting for the archive, for at most %g s; Ctrl-C ends it", CLOSING)
         self._thread.join(CLOSING - PATIENCE)
         with self._changed:
-            left, process, self._has_given_up = [*filter(None, [self._busy]), *self._due], self._process, True
-        if process is not None:
-            process.kill()
+            left, self._has_given_up = [*filter(None, [self._busy]), *self._due], True
+        self._programs.stop()
         for run in left:
             log.error("run %s is not archived: there was no more time; later: %s", run, self._by_hand(run))
 
@@ -103,8 +99,7 @@ class Archiver:
         """Gives up: ``close`` says what is not archived. For a signal's handler, too."""
         with self._changed:
             self._closing_at, self._has_given_up = time.monotonic(), True
-            if self._process is not None:
-                self._process.kill()
+            self._programs.stop()
             self._changed.notify()
 
     # --- the archiver's thread ----------------------------------------------------------------------------------------
@@ -163,38 +158,19 @@ class Archiver:
 
     def _try(self, run: str) -> str:
         """Returns why the run is not archived, or nothing."""
-        command = self._command(self._runs / run)
         try:
             with suppress(FileNotFoundError):
                 (self._runs / run / MARK).unlink()
-            process = subprocess.Popen(
-                command,
-                env={**os.environ, VARIABLE: self._url},  # a command line is for all to see, and a URL may have a password
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C is the job's
-                text=True,
-                errors="replace",
-            )
         except OSError as error:
             return f"{error.strerror or error}"
-        with self._changed:
-            self._process = process
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, process.pid, NICENESS)
-        try:
-            said, _ = process.communicate(timeout=LIMIT)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
+        # In the environment: a command line is for all to see, and a URL may have a password.
+        told = {VARIABLE: self._url}
+        ended = self._programs.run(self._command(self._runs / run), told, LIMIT, niceness=NICENESS)
+        if ended.error or ended.code == 0:
+            return ended.error
+        if ended.code is None:
             return f"it took more than {LIMIT:g} s"
-        finally:
-            with self._changed:
-                self._process = None
-        if not process.returncode:
-            return ""
-        last = printable(shown((said.strip().splitlines() or ["it printed nothing"])[-1])[-TOLD:])
+        last = printable(shown((ended.printed.splitlines() or [NOTHING])[-1])[-TOLD:])
         return last.removeprefix("rankwatch: error: ")
 
     def _mark(self, run: str) -> None:
@@ -220,3 +196,7 @@ def _is_archived(folder: Path) -> bool:
 
 def command_of(run: Path) -> list[str]:
     return [sys.executable, "-m", "rankwatch_monitor", "archive", str(run)]
+
+
+def archiver_of(settings: Settings) -> Archiver | None:
+    return Archiver(settings.archive, settings.runs_dir) if settings.archive else None

@@ -24,7 +24,7 @@ from rankwatch.shared.system.exit_queue import end_process
 from rankwatch.shared.types import messages
 from rankwatch.shared.types.fields import MAX_RANKS
 
-from ..decide.effects import (
+from ..decide.core.effects import (
     Alert,
     Effect,
     EndProcess,
@@ -38,8 +38,8 @@ from ..decide.effects import (
     SendAll,
     Show,
 )
-from ..decide.journal import JobEnded, JobInterrupted
-from ..decide.ledger import (
+from ..decide.core.journal import JobEnded, JobInterrupted
+from ..decide.core.ledger import (
     CommandEnded,
     Disconnected,
     Event,
@@ -51,8 +51,7 @@ from ..decide.ledger import (
     Tick,
     Unrecorded,
 )
-from ..decide.options import Options
-from ..decide.report import Report
+from ..decide.core.report import Report
 from ..record.reader import RunRecord
 from ..record.schema import StoreError
 from ..record.store import Limits
@@ -60,12 +59,13 @@ from .archiver import Archiver
 from .backlog import Backlog
 from .credentials import Credentials
 from .decoder import DecoderThread, decode
-from .exits import ExitWatch
+from .fair_queue import Turns, is_long
 from .inbox import Ended, Inbox, Item, Letter
 from .metrics.meters import LoopCounts, Meters
+from .process_ends import ExitWatch
 from .publisher import Publisher
 from .run_folder import RunsFolder
-from .turns import Turns, is_long
+from .settings import Settings
 from .writer import RecordWriter
 
 log = logging.getLogger(__name__)
@@ -107,17 +107,10 @@ class Collector:
     """Binds on construction; ``serve`` until ``stop``.
 
     Args:
-        listen: ``tcp://HOST:PORT``; port 0 picks a free one.
-        connection_file: where ranks find the address and the keys. If the file exists and its server key lies beside it, the
-            keys and the address are used again: to the ranks, this collector is the one that crashed.
         runs: where runs are recorded.
         show: called with each report that is written, and whether it is news; in any thread.
         show_ranks: called once a heartbeat with the standings of a run's ranks; must not block.
         alert: called with trouble in a run that goes on; must not block.
-        job: the job name for ranks that know none.
-        address: the address in the connection file, where it is not ``listen``; port 0 stands for the bound port.
-        keep_keys: at the end the connection file and the keys stay, for the next collector.
-        insecure: links are in plain text, and every process of this machine may speak; on loopback alone.
         meters: receive what other threads may read of the runs and of this loop.
         archiver: is given each run that is over, and those that the collector before this one left.
 
@@ -127,21 +120,17 @@ class Collector:
 
     def __init__(
         self,
-        *,
-        listen: str | None,
+        settings: Settings,
         connection_file: Path,
         runs: RunsFolder,
-        options: Options,
         show: Callable[[Report, bool], None],
+        *,
         show_ranks: Callable[[Show], None] = lambda shown: None,
         alert: Callable[[Alert], None] = lambda alert: None,
-        job: str = "",
-        address: str | None = None,
-        keep_keys: bool = False,
-        insecure: bool = False,
         meters: Meters | None = None,
         archiver: Archiver | None = None,
     ) -> None:
+        options = settings.options
         room = min(options.room, raise_descriptor_limit())
         self._host = printable(socket.gethostname())
         options = replace(options, room=room, runs_dir=str(runs.path.resolve()), host=self._host)
@@ -159,21 +148,21 @@ class Collector:
         self._interrupted = ""
         self._gives_up = False
         self.ledger = Ledger(options, runs.claim)
-        self._keys = Credentials(connection_file, insecure=insecure)
+        self._keys = Credentials(connection_file, insecure=settings.insecure)
         with ExitStack() as opened:  # `close` closes in the reverse order, and so does a failure in here
-            opened.callback(self._keys.release if keep_keys else self._keys.withdraw)
+            opened.callback(self._keys.release if settings.keep_keys else self._keys.withdraw)
             self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
             opened.callback(self._context.destroy, linger=0)
             self._context.set(zmq.MAX_SOCKETS, sockets.MAX_PEERS)
             self._authenticator = sockets.authenticator(self._context, self._keys.ring.admits)
             opened.callback(self._authenticator.stop)
-            wanted = listen or self._keys.listening or DEFAULT_LISTEN
-            self._socket, self.address = sockets.router(self._context, wanted, self._keys.server, address)
+            wanted = settings.listen or self._keys.listening or DEFAULT_LISTEN
+            self._socket, self.address = sockets.router(self._context, wanted, self._keys.server, settings.address)
             opened.callback(self._socket.close, 0)
             self._inbox = Inbox(self._socket)
             opened.callback(self._inbox.close)
             bound = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
-            self.connection = self._keys.publish(self.address, f"{wanted.rpartition(':')[0]}:{bound}", job)
+            self.connection = self._keys.publish(self.address, f"{wanted.rpartition(':')[0]}:{bound}", settings.job)
             self._wake = Wake()
             opened.callback(self._wake.close)
             self._decoder = DecoderThread(self._wake)

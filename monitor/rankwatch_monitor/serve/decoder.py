@@ -13,10 +13,10 @@ from rankwatch.errors import ProtocolError
 from rankwatch.shared.link import wire
 from rankwatch.shared.types import messages
 
-from ..decide.replicas import MAX_TABLE_ROWS
-from ..decide.table_layout import layout_of
+from ..decide.replicas.comparison import MAX_TABLE_ROWS
+from ..decide.replicas.table_layout import layout_of
 from .inbox import Letter
-from .precedence import DECODING, yield_to_others
+from .niceness import DECODING, yield_to_others
 
 
 class Decoded(NamedTuple):

@@ -24,15 +24,15 @@ from rankwatch.shared.system.log_lines import is_json
 from rankwatch.shared.system.on_terminal import as_shown
 from rankwatch.shared.system.resources import lack
 
-from ..decide.options import Options
-from ..decide.report import Outcome, Report
+from ..decide.core.report import Outcome, Report
 from ..views import text
-from .archiver import Archiver
+from .archiver import archiver_of
 from .collector import Collector, raise_descriptor_limit
 from .metrics.meters import Meters
 from .notifier import Notifier
 from .printer import Printer, is_terminal, write
 from .run_folder import RunsFolder
+from .settings import Settings
 from .status import Status
 
 log = logging.getLogger(__name__)
@@ -41,31 +41,24 @@ ENDING = signal.SIGTERM, signal.SIGHUP, signal.SIGINT
 """The first of these ends the command, the second kills it, the third ends the wait for its ranks."""
 
 
+LISTEN = "tcp://127.0.0.1:0"
+"""Where the collector of a command listens: at a free port of this machine alone."""
+
+
 def run_command(
     command: Sequence[str],
+    settings: Settings,
+    environ: Mapping[str, str],
     *,
-    listen: str = "tcp://127.0.0.1:0",
-    address: str | None = None,
-    connection_file: Path | None = None,
-    runs_dir: Path,
-    options: Options,
-    job: str | None = None,
-    environ: Mapping[str, str] | None = None,
     meters: Meters | None = None,
     status: bool = True,
     config: str | None = None,
-    frames: int = text.FRAMES_ON_SCREEN,
-    on_verdict: str = "",
-    archive: str = "",
 ) -> int:
     """Runs ``command`` under its own collector; returns 77 when the run stopped its ranks, else the exit code of the command.
 
     Args:
         status: whether a line shows the state of the run, where stderr is a terminal.
         config: a file with options for the ranks.
-        frames: so many of the last ones are printed above the verdict.
-        on_verdict: a shell command; see ``Notifier``.
-        archive: the URL of an archive; see ``Archiver``.
 
     Raises:
         UsageError: there is no such command, an option of the ranks is wrong, or the collector cannot start.
@@ -74,9 +67,10 @@ def run_command(
         raise_descriptor_limit()
     if why := lack():
         _go_unwatched(command, why)
-    is_private = connection_file is None  # then whoever has it was started by the command, with or without RANKWATCH_LAUNCH
+    # Then whoever has it was started by the command, with or without RANKWATCH_LAUNCH.
+    is_private = settings.connection_file is None
     try:
-        folder = RunsFolder(runs_dir, points_latest=is_private)
+        folder = RunsFolder(settings.runs_dir, points_latest=is_private)
         private = tempfile.TemporaryDirectory(prefix="rankwatch-")
     except OSError as error:
         _go_unwatched(command, str(error))
@@ -87,12 +81,12 @@ def run_command(
         except (OSError, UsageError):
             _go_unwatched(command, str(error))
         log.warning("%s; the run is recorded in %s", error, folder.path)
-        runs_dir = folder.path
-    env = dict(os.environ if environ is None else environ)
+        settings = replace(settings, runs_dir=folder.path)
+    env = dict(environ)
     env.pop("RANKWATCH_SEAT", None)  # a command that a rank runs under a collector of its own has ranks of its own
     launch = env["RANKWATCH_LAUNCH"] = os.urandom(8).hex()
     reports: dict[str, Report] = {}
-    notifier, archiver = Notifier(on_verdict), Archiver(archive, runs_dir) if archive else None
+    notifier, archiver = Notifier(settings.on_verdict), archiver_of(settings)
 
     def show(report: Report, news: bool) -> None:
         reports[report.run] = report
@@ -107,19 +101,18 @@ def run_command(
         with (
             private as hidden,
             Printer(is_shared=not is_json()) as printer,
-            Status(runs_dir, printer.show) as line,
+            Status(settings.runs_dir, printer.show) as line,
         ):
-            path = connection_file or Path(hidden) / "connection.json"
+            path = settings.connection_file or Path(hidden) / "connection.json"
+            options = replace(settings.options, expects_job_end=True, launch="" if is_private else launch)
+            job = settings.job or env.get("RANKWATCH_JOB") or job_name(command)
             collector = Collector(
-                listen=listen,
-                address=address,
-                connection_file=path,
-                runs=folder,
-                options=replace(options, expects_job_end=True, launch="" if is_private else launch),
-                show=show,
+                replace(settings, options=options, job=job),
+                path,
+                folder,
+                show,
                 show_ranks=line.show if is_shown else lambda shown: None,
                 alert=notifier.alert,
-                job=job or env.get("RANKWATCH_JOB") or job_name(command),
                 meters=meters,
                 archiver=archiver,
             )
@@ -130,7 +123,7 @@ def run_command(
                 code = _run_beside(collector, command, env, signals)
             finally:
                 collector.close()
-        code = _conclude(collector, reports, code, runs_dir, frames)
+        code = _conclude(collector, reports, code, settings)
         notifier.close()
         if archiver is not None:
             archiver.close()
@@ -239,14 +232,14 @@ def _describe_unseen(code: int) -> str:
     )
 
 
-def _conclude(collector: Collector, reports: Mapping[str, Report], code: int, runs_dir: Path, frames: int) -> int:
+def _conclude(collector: Collector, reports: Mapping[str, Report], code: int, settings: Settings) -> int:
     if not any(run.is_own for run in collector.ledger.runs.values()):
         log.warning("%s", _describe_unseen(code))
     # The report comes last, below whatever the dying processes printed; and of several the one with a verdict.
     for report in sorted(reports.values(), key=lambda one: one.verdict is not None):
         stream, before = (sys.stderr, "") if report.outcome is Outcome.FINISHED else (sys.stdout, "\n")
-        record = shlex.join(["rankwatch", "report", str(runs_dir / report.run)])
-        said = text.render(report, frames, record)
+        record = shlex.join(["rankwatch", "report", str(settings.runs_dir / report.run)])
+        said = text.render(report, settings.frames, record)
         if stream is sys.stderr and is_json():
             log.info("%s", said.rstrip())
         else:

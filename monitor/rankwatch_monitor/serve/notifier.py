@@ -7,20 +7,17 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import signal
-import subprocess
 import threading
 import time
 from collections import Counter
-from contextlib import suppress
 from typing import Any
 
 from rankwatch.shared.printable import one_line, printable
 
-from ..decide.effects import Alert
-from ..decide.report import Outcome, Report
+from ..decide.core.effects import Alert
+from ..decide.core.report import Outcome, Report
 from ..views import as_json
+from .programs import NOTHING, PATIENCE, Programs
 
 log = logging.getLogger(__name__)
 
@@ -36,9 +33,6 @@ LONGEST = 2000
 MOST_ALERTS = 10
 """Of one kind and one run: a rank may stall and go on again and again."""
 
-PATIENCE = 1.0
-"""Seconds after which the one at the terminal is told what is waited for at the end."""
-
 VERDICT = "verdict"
 
 
@@ -48,8 +42,7 @@ class Notifier:
     def __init__(self, command: str) -> None:
         self._command = command
         self._threads: list[threading.Thread] = []
-        self._processes: set[subprocess.Popen[str]] = set()
-        self._is_stopped = False
+        self._programs = Programs()
         self._alerts: Counter[tuple[str, str]] = Counter()
 
     def tell(self, report: Report) -> None:
@@ -77,16 +70,14 @@ class Notifier:
 
     def stop(self) -> None:
         """Ends the commands that still run, with all that they have started, and starts no other. For a signal's handler, too."""
-        self._is_stopped = True
-        for process in tuple(self._processes):
-            _kill(process)
+        self._programs.stop()
 
     def _join(self, until: float) -> None:
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
 
     def _start(self, *event: Any) -> None:
-        if self._command and not self._is_stopped:
+        if self._command and not self._programs.is_stopped:
             thread = threading.Thread(target=self._run, args=event, name="rankwatch-notifier", daemon=True)
             self._threads.append(thread)
             thread.start()
@@ -102,41 +93,13 @@ class Notifier:
             "RANKWATCH_RUN_DIR": report.folder,
         }
         body = {"event": event, "text": text, **as_json.to_dict(report), "outcome": outcome}
-        try:
-            process = subprocess.Popen(
-                self._command,
-                shell=True,
-                env={**os.environ, **told},
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                text=True,
-                errors="replace",
-            )
-        except OSError as error:
-            log.error("cannot run the command of --on-verdict for run %s: %s", run, error.strerror)
-            return
-        self._processes.add(process)
-        try:
-            if self._is_stopped:  # before it was in the set
-                _kill(process)
-            printed, _ = process.communicate(json.dumps(body, allow_nan=False), timeout=LIMIT)
-        except subprocess.TimeoutExpired:
-            _kill(process)
-            process.communicate()
+        ended = self._programs.run(self._command, told, LIMIT, given=json.dumps(body, allow_nan=False))
+        if ended.error:
+            log.error("cannot run the command of --on-verdict for run %s: %s", run, ended.error)
+        elif ended.code is None:
             log.error("the command of --on-verdict for run %s was ended: it took more than %g s", run, LIMIT)
-            return
-        finally:
-            self._processes.discard(process)
-        if self._is_stopped:
+        elif self._programs.is_stopped:
             log.error("the command of --on-verdict for run %s was ended by a signal", run)
-        elif process.returncode:
-            last = printable(printed.strip()[-TOLD:]) or "it printed nothing"
-            log.error("the command of --on-verdict for run %s: exit code %d: %s", run, process.returncode, last)
-
-
-def _kill(process: subprocess.Popen[str]) -> None:
-    if process.returncode is None:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+        elif ended.code:
+            last = printable(ended.printed[-TOLD:]) or NOTHING
+            log.error("the command of --on-verdict for run %s: exit code %d: %s", run, ended.code, last)

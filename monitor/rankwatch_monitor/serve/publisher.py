@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from ..decide.effects import Publish
-from ..decide.gaps import Gap, joined
-from ..decide.report import Report
+from ..decide.core.effects import Publish
+from ..decide.core.gaps import Gap, joined
+from ..decide.core.report import Report
 from .run_folder import RunsFolder
 
 log = logging.getLogger(__name__)

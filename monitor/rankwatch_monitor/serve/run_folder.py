@@ -20,8 +20,8 @@ from rankwatch.shared.printable import printable
 from rankwatch.shared.types.frame import Frame
 from rankwatch.shared.words.text import format_trace
 
-from ..decide.began import TripOrigin
-from ..decide.report import Report
+from ..decide.core.report import Report
+from ..decide.trip.began import TripOrigin
 from ..record.course import with_course
 from ..record.mounts import is_on_network
 from ..record.origin import with_origin

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-from ..decide.effects import Show
-from ..decide.report import RankState
+from ..decide.core.effects import Show
+from ..decide.core.report import RankState
 from ..record.follow import HeadroomReader, newest_digests
 from ..record.headroom import Headroom, pace_of
 from ..record.reader import RunRecord

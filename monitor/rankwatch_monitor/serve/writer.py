@@ -18,16 +18,16 @@ from typing import NamedTuple
 from rankwatch import __version__
 from rankwatch.shared.system.process import boot_id
 
-from ..decide.effects import Show
-from ..decide.gaps import END, Gap
-from ..decide.journal import NO_RANK, Entry, Opened, Trained
-from ..decide.keyring import ANY_JOB
+from ..decide.core.effects import Show
+from ..decide.core.gaps import END, Gap
+from ..decide.core.journal import NO_RANK, Entry, Opened, Trained
+from ..decide.core.keyring import ANY_JOB
 from ..record.disk import LOSES_ALL, OURS, SILENT, describe_failure
 from ..record.schema import FILE, RecordGone, StoreError
 from ..record.store import Limits, Store
 from .disk_budget import DiskBudgets
-from .held import MAX_ACTIONS, Held
-from .precedence import RECORDING, yield_to_others
+from .niceness import RECORDING, yield_to_others
+from .unwritten import MAX_ACTIONS, Held
 
 log = logging.getLogger(__name__)
 

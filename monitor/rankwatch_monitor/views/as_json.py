@@ -13,12 +13,12 @@ from rankwatch.shared.types.notice import describe_notice
 from rankwatch.shared.words.brief import brief
 from rankwatch.shared.words.cause import advise
 
-from ..decide.began import TripOrigin, describe_origin
-from ..decide.desync import Desync
-from ..decide.desync_text import desync_lines
-from ..decide.gaps import describe_gap
-from ..decide.report import RankNotice, RankRow, Report
-from ..decide.verdict import Verdict
+from ..decide.core.gaps import describe_gap
+from ..decide.core.report import RankNotice, RankRow, Report
+from ..decide.replicas.desync import Desync
+from ..decide.replicas.desync_text import desync_lines
+from ..decide.trip.began import TripOrigin, describe_origin
+from ..decide.trip.verdict import Verdict
 from . import closeup, course, stalls
 
 SCHEMA = 1

@@ -10,8 +10,8 @@ from rankwatch.shared.types.frame import Reading, State
 from rankwatch.shared.types.trip import Operator, Trip
 from rankwatch.shared.words.closeup_text import fields_of, replay_fields
 
-from ..decide.report import Report
-from ..decide.verdict import Verdict
+from ..decide.core.report import Report
+from ..decide.trip.verdict import Verdict
 
 
 def fields(report: Report, verdict: Verdict) -> list[tuple[str, str]]:

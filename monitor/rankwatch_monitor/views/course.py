@@ -8,8 +8,8 @@ from typing import Any
 
 from rankwatch.shared.words.text import PHASE_WORDS
 
-from ..decide.course import Course, GrownReading, LossAt, NearestReading
-from ..decide.report import Report
+from ..decide.core.report import Report
+from ..decide.ending.course import Course, GrownReading, LossAt, NearestReading
 
 
 def fields(report: Report) -> list[tuple[str, str]]:

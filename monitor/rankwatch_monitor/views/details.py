@@ -14,7 +14,7 @@ from rankwatch.shared.types.frame import Frame, FrameSpec, FrameTable, Reading, 
 from rankwatch.shared.types.trip import Trip
 from rankwatch.shared.words.text import format_spans
 
-from ..decide.report import RankRow, RankStanding, RankState, Report
+from ..decide.core.report import RankRow, RankStanding, RankState, Report
 from ..record import replay
 from ..record.layout import NO_ROW
 from ..record.reader import RunRecord

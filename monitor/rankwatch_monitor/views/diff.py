@@ -12,7 +12,7 @@ from rankwatch.errors import UsageError
 from rankwatch.shared.types.frame import MEASURED, Frame, Kind, Reading
 from rankwatch.shared.words.text import describe_module, format_head, format_spans
 
-from ..decide.report import Report
+from ..decide.core.report import Report
 from ..record import replay
 from ..record.reader import RunRecord
 from .compare import Diff, Difference, Pair

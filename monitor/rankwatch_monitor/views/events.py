@@ -12,10 +12,10 @@ from rankwatch.shared.words.closeup_text import describe_closeup
 from rankwatch.shared.words.divergence import describe_divergence
 from rankwatch.shared.words.text import describe_culprit, describe_position, describe_rank, name_ranks
 
-from ..decide import journal
-from ..decide.desync_text import describe_compared
-from ..decide.gaps import Gap, describe_gap
-from ..decide.journal import Entry
+from ..decide.core import journal
+from ..decide.core.gaps import Gap, describe_gap
+from ..decide.core.journal import Entry
+from ..decide.replicas.desync_text import describe_compared
 from ..record.facts import kind_of
 
 MAX_ENTRIES = 4

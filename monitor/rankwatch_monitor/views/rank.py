@@ -19,8 +19,8 @@ from rankwatch.shared.words.text import (
     format_spans,
 )
 
-from ..decide.desync import Desync
-from ..decide.report import RankNotice, RankState
+from ..decide.core.report import RankNotice, RankState
+from ..decide.replicas.desync import Desync
 from . import closeup, digests, stalls
 from .as_json import SCHEMA, desync_to_dict, frame_to_dict, notice_to_dict, rank_to_dict, run_to_dict
 from .details import RankDetails

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from rankwatch.shared.words.text import name_spans
 
-from ..decide.absent import absent_for
-from ..decide.report import Outcome, RankRow, RankState, Report
+from ..decide.core.report import Outcome, RankRow, RankState, Report
+from ..decide.ending.absent import absent_for
 
 CULPRIT, CAUSE, WENT_BAD, DIFFERS, VICTIM, NOTHING = range(6)
 """What ranks have to do with it, in the order of a list."""

@@ -6,7 +6,7 @@ from typing import Any
 
 from rankwatch.shared.words.text import name_spans
 
-from ..decide.report import RankStack, Report
+from ..decide.core.report import RankStack, Report
 
 INDENT = "  "
 

@@ -17,12 +17,12 @@ from rankwatch.shared.words.text import (
     name_spans,
 )
 
-from ..decide.began import describe_origin
-from ..decide.byproducts import BY_PRODUCT_KINDS
-from ..decide.desync_text import describe_compared, describe_desync, describe_remedy, origins
-from ..decide.gaps import describe_gap
-from ..decide.report import Outcome, RankNotice, RankRow, RankState, Report
-from ..decide.verdict import Certainty, Verdict
+from ..decide.core.gaps import describe_gap
+from ..decide.core.report import Outcome, RankNotice, RankRow, RankState, Report
+from ..decide.replicas.desync_text import describe_compared, describe_desync, describe_remedy, origins
+from ..decide.replicas.own_notices import BY_PRODUCT_KINDS
+from ..decide.trip.began import describe_origin
+from ..decide.trip.verdict import Certainty, Verdict
 from . import closeup, course, stalls
 from .runs import UNFINISHED
 

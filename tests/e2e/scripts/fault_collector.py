@@ -15,8 +15,8 @@ from typing import Any
 
 from rankwatch.shared.types import messages
 from rankwatch_monitor.cli import main
-from rankwatch_monitor.decide.effects import Effect
-from rankwatch_monitor.decide.ledger import Event, Ledger, Received
+from rankwatch_monitor.decide.core.effects import Effect
+from rankwatch_monitor.decide.core.ledger import Event, Ledger, Received
 from rankwatch_monitor.record.store import Store
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import records
 from collectors import until
 from e2e.site import ABORTED, Forge, Rank, trained
-from rankwatch_monitor.decide.journal import Opened
+from rankwatch_monitor.decide.core.journal import Opened
 from rankwatch_monitor.record.reader import RunRecord
 from rankwatch_monitor.record.runs import folders
 from rankwatch_monitor.record.schema import FILE

@@ -20,9 +20,9 @@ from commands import run as rankwatch
 from jobs import RANKWATCH, ROOT, environment
 from rankwatch.shared.types.tuning import Check, Tuning
 from rankwatch_monitor.cli import COMMANDS
-from rankwatch_monitor.decide.ledger import Received
+from rankwatch_monitor.decide.core.ledger import Received
 from rankwatch_monitor.serve.launcher import job_name
-from rankwatch_monitor.serve.precedence import RECORDING
+from rankwatch_monitor.serve.niceness import RECORDING
 
 HEAVY = {"numpy", "zmq", "torch", "asyncio", "http", "rich", "prometheus_client", "starlette"}
 """Libraries that take much longer to import than Python takes to start."""

@@ -19,7 +19,8 @@ from rankwatch.shared.link import sockets, wire
 from rankwatch.shared.types import messages
 from rankwatch_monitor.record.reader import RunRecord
 from rankwatch_monitor.record.schema import FILE
-from rankwatch_monitor.serve import control, turns
+from rankwatch_monitor.serve import control
+from rankwatch_monitor.serve import fair_queue as turns
 from rankwatch_monitor.serve.inbox import Item, Letter
 
 PROMPT = 20.0

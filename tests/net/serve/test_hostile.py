@@ -18,7 +18,7 @@ from rankwatch.shared.link import wire
 from rankwatch.shared.link.sockets import dealer, watch_disconnections
 from rankwatch.shared.types import messages
 from rankwatch.tell.link import Link
-from rankwatch_monitor.decide.report import Outcome
+from rankwatch_monitor.decide.core.report import Outcome
 
 REFUSED = list(make_corpus.read("refused").values())
 READ = list(make_corpus.read("read").values())

@@ -12,7 +12,7 @@ import pytest
 
 from collectors import Running, until
 from jobs import environment
-from rankwatch_monitor.decide.report import Outcome, RankState
+from rankwatch_monitor.decide.core.report import Outcome, RankState
 
 RANK = """
 import ctypes, os, torch, rankwatch

@@ -17,8 +17,8 @@ from rankwatch.shared.types.stream_limit import LEAST
 from rankwatch.shared.types.stream_limit import WINDOW as WINDOW_BYTES
 from rankwatch.tell import link as link_module
 from rankwatch.tell.spool import MOST
-from rankwatch_monitor.decide.rank import Rank as RankOfRun
-from rankwatch_monitor.decide.report import RankState
+from rankwatch_monitor.decide.core.rank import Rank as RankOfRun
+from rankwatch_monitor.decide.core.report import RankState
 from rankwatch_monitor.record.reader import RunRecord
 from rankwatch_monitor.record.schema import FILE
 from rankwatch_monitor.serve import backlog as backlog_module

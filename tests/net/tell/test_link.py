@@ -22,15 +22,15 @@ from rankwatch.shared.types import messages
 from rankwatch.shared.types.tuning import Check, Tuning
 from rankwatch.tell import link as link_module
 from rankwatch.tell.spool import MOST
-from rankwatch_monitor.decide.journal import Closed
-from rankwatch_monitor.decide.ledger import Disconnected, Received
-from rankwatch_monitor.decide.options import Options
+from rankwatch_monitor.decide.core.journal import Closed
+from rankwatch_monitor.decide.core.ledger import Disconnected, Received
 from rankwatch_monitor.record.reader import RunRecord
 from rankwatch_monitor.record.schema import FILE
 from rankwatch_monitor.serve import backlog, control
 from rankwatch_monitor.serve.collector import Collector
 from rankwatch_monitor.serve.inbox import Ended, Item, Letter
 from rankwatch_monitor.serve.run_folder import RunsFolder
+from rankwatch_monitor.serve.settings import Settings
 
 
 @pytest.fixture
@@ -219,13 +219,9 @@ def test_an_internal_error_holds_back_no_other_effect(
 
 def idle_collector(folder: Path) -> Collector:
     """A collector that does not serve: the test runs its turns."""
-    return Collector(
-        listen="tcp://127.0.0.1:0",
-        connection_file=folder / "connection.json",
-        runs=RunsFolder(folder / "runs"),
-        options=Options(),
-        show=lambda report, news: None,
-    )
+    runs = folder / "runs"
+    settings = Settings(runs, listen="tcp://127.0.0.1:0")
+    return Collector(settings, folder / "connection.json", RunsFolder(runs), lambda report, news: None)
 
 
 def test_a_run_that_begins_and_ends_in_one_turn_of_the_collector_has_a_record(tmp_path: Path) -> None:

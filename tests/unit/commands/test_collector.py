@@ -7,7 +7,7 @@ import argparse
 import pytest
 
 from rankwatch_monitor.commands.collector import add_collector_options, options_of
-from rankwatch_monitor.decide.options import Options
+from rankwatch_monitor.decide.core.options import Options
 
 
 def parsed(*arguments: str) -> Options:

@@ -11,9 +11,9 @@ import pytest
 import makers
 import records
 from rankwatch.shared.types.frame import Frame, Kind, Phase
-from rankwatch_monitor.decide.course import Course, GrownReading, LossAt, NearestReading
-from rankwatch_monitor.decide.journal import NO_RANK, Closed, Decided, Entry, Waited
-from rankwatch_monitor.decide.report import Outcome, Report
+from rankwatch_monitor.decide.core.journal import NO_RANK, Closed, Decided, Entry, Waited
+from rankwatch_monitor.decide.core.report import Outcome, Report
+from rankwatch_monitor.decide.ending.course import Course, GrownReading, LossAt, NearestReading
 from rankwatch_monitor.record import replay
 from rankwatch_monitor.record.course import find_course, with_course
 from rankwatch_monitor.record.reader import RunRecord

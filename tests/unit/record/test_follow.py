@@ -13,8 +13,8 @@ import makers
 import records
 from desk import connected
 from rankwatch.shared.types import messages
-from rankwatch_monitor.decide.journal import NO_RANK, Closed, Decided, Entry, JobEnded, JobInterrupted, Opened
-from rankwatch_monitor.decide.report import Outcome
+from rankwatch_monitor.decide.core.journal import NO_RANK, Closed, Decided, Entry, JobEnded, JobInterrupted, Opened
+from rankwatch_monitor.decide.core.report import Outcome
 from rankwatch_monitor.record import replay
 from rankwatch_monitor.record.follow import Follower, Newest
 from rankwatch_monitor.record.reader import RunRecord

@@ -18,7 +18,7 @@ import pytest
 import makers
 import records
 from jobs import environment
-from rankwatch_monitor.decide.journal import NO_RANK, Entry, Opened, Trained
+from rankwatch_monitor.decide.core.journal import NO_RANK, Entry, Opened, Trained
 from rankwatch_monitor.record import mounts
 from rankwatch_monitor.record.reader import RunRecord
 from rankwatch_monitor.record.schema import FILE, StoreError

@@ -8,7 +8,7 @@ import pytest
 
 import records
 from rankwatch.shared.types.frame import State
-from rankwatch_monitor.decide.journal import NO_RANK, Closed, Entry
+from rankwatch_monitor.decide.core.journal import NO_RANK, Closed, Entry
 from rankwatch_monitor.record import reader, store
 from rankwatch_monitor.record.digest import Columns
 from rankwatch_monitor.record.reader import RunRecord

@@ -21,8 +21,8 @@ from rankwatch.shared.link import wire
 from rankwatch.shared.types import messages
 from rankwatch.shared.types.frame import NO_LOSS, FrameTable, Moment
 from rankwatch.shared.types.tuning import Tuning
-from rankwatch_monitor.decide.gaps import Gap
-from rankwatch_monitor.decide.journal import (
+from rankwatch_monitor.decide.core.gaps import Gap
+from rankwatch_monitor.decide.core.journal import (
     NO_RANK,
     Closed,
     Decided,
@@ -37,7 +37,7 @@ from rankwatch_monitor.decide.journal import (
     Trained,
     Waited,
 )
-from rankwatch_monitor.decide.report import Outcome, RankStanding, RankState
+from rankwatch_monitor.decide.core.report import Outcome, RankStanding, RankState
 from rankwatch_monitor.record import replay, store
 from rankwatch_monitor.record.layout import DIGEST
 from rankwatch_monitor.record.reader import RunRecord

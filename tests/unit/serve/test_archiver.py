@@ -10,7 +10,7 @@ import pytest
 
 import records
 from collectors import until
-from rankwatch_monitor.decide.journal import NO_RANK, Closed, Entry, Opened
+from rankwatch_monitor.decide.core.journal import NO_RANK, Closed, Entry, Opened
 from rankwatch_monitor.serve import archiver
 from rankwatch_monitor.serve.archiver import Archiver, command_of
 

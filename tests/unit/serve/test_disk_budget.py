@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankwatch_monitor.decide import budget
+from rankwatch_monitor.decide.core import budget
 from rankwatch_monitor.serve.disk_budget import DiskBudgets
 
 

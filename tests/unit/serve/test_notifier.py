@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from collectors import until
-from rankwatch_monitor.decide.effects import Alert, Trouble
-from rankwatch_monitor.decide.report import Outcome, Report
+from rankwatch_monitor.decide.core.effects import Alert, Trouble
+from rankwatch_monitor.decide.core.report import Outcome, Report
 from rankwatch_monitor.serve import notifier
 from rankwatch_monitor.serve.notifier import Notifier
 

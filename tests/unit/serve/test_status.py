@@ -17,7 +17,7 @@ import pytest
 
 import crowds
 import standings
-from rankwatch_monitor.decide.report import RankStanding, RankState
+from rankwatch_monitor.decide.core.report import RankStanding, RankState
 from rankwatch_monitor.record.follow import Follower
 from rankwatch_monitor.record.headroom import Headroom
 from rankwatch_monitor.serve.printer import FREE, MAKE_ROOM, Printer

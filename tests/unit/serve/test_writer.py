@@ -20,15 +20,15 @@ import records
 from collectors import until
 from rankwatch.shared.types import messages
 from rankwatch.shared.types.frame import FrameTable, pack
-from rankwatch_monitor.decide import budget
-from rankwatch_monitor.decide.gaps import Gap, describe_gap
-from rankwatch_monitor.decide.journal import NO_RANK, Closed, Entry, Opened, Trained
+from rankwatch_monitor.decide.core import budget
+from rankwatch_monitor.decide.core.gaps import Gap, describe_gap
+from rankwatch_monitor.decide.core.journal import NO_RANK, Closed, Entry, Opened, Trained
 from rankwatch_monitor.record import store as store_module
 from rankwatch_monitor.record.reader import RunRecord
 from rankwatch_monitor.record.runs import RunRow, folders, is_unfinished, read_row
 from rankwatch_monitor.record.schema import FILE, StoreError
 from rankwatch_monitor.record.store import Limits, Store
-from rankwatch_monitor.serve import held
+from rankwatch_monitor.serve import unwritten as held
 from rankwatch_monitor.serve import writer as recorders
 from rankwatch_monitor.serve.run_folder import RunsFolder
 from rankwatch_monitor.serve.writer import RecordWriter

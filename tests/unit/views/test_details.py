@@ -16,9 +16,9 @@ from makers import INF, NAN, frame, reading
 from rankwatch.errors import UsageError
 from rankwatch.shared.types import messages
 from rankwatch.shared.types.frame import Frame
-from rankwatch_monitor.decide.desync import Desync, DesyncPattern
-from rankwatch_monitor.decide.journal import NO_RANK, Closed, Decided, Desynced, Entry
-from rankwatch_monitor.decide.report import Outcome, RankStack, RankStanding, RankState, Stall
+from rankwatch_monitor.decide.core.journal import NO_RANK, Closed, Decided, Desynced, Entry
+from rankwatch_monitor.decide.core.report import Outcome, RankStack, RankStanding, RankState, Stall
+from rankwatch_monitor.decide.replicas.desync import Desync, DesyncPattern
 from rankwatch_monitor.record.schema import FILE
 from rankwatch_monitor.record.store import Limits
 from rankwatch_monitor.views import batch, details, rank

@@ -15,7 +15,7 @@ import records
 from makers import INF, NAN, frame, reading
 from rankwatch.errors import UsageError
 from rankwatch.shared.types.frame import DTYPE_MAX, BatchSummary, Frame, FrameTable, Kind, Phase, State, pack
-from rankwatch_monitor.decide.journal import NO_RANK, Entry, Opened, Trained, Waited
+from rankwatch_monitor.decide.core.journal import NO_RANK, Entry, Opened, Trained, Waited
 from rankwatch_monitor.record.reader import RunRecord
 from rankwatch_monitor.record.schema import FILE
 from rankwatch_monitor.record.store import Limits, Store

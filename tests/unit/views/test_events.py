@@ -11,11 +11,11 @@ from rankwatch.shared.types import messages
 from rankwatch.shared.types.frame import Moment
 from rankwatch.shared.types.tuning import Tuning
 from rankwatch.shared.words.divergence import Divergence
-from rankwatch_monitor.decide import journal
-from rankwatch_monitor.decide.desync import Compared, Desync, DesyncPattern
-from rankwatch_monitor.decide.gaps import Gap
-from rankwatch_monitor.decide.journal import NO_RANK, Entry, Fact
-from rankwatch_monitor.decide.report import Outcome, RankState, Stall
+from rankwatch_monitor.decide.core import journal
+from rankwatch_monitor.decide.core.gaps import Gap
+from rankwatch_monitor.decide.core.journal import NO_RANK, Entry, Fact
+from rankwatch_monitor.decide.core.report import Outcome, RankState, Stall
+from rankwatch_monitor.decide.replicas.desync import Compared, Desync, DesyncPattern
 from rankwatch_monitor.views import events
 
 TOLD: list[tuple[Fact, str]] = [

@@ -12,9 +12,9 @@ from rankwatch.shared.types.frame import Moment, Phase, State
 from rankwatch.shared.types.notice import NoticeKind
 from rankwatch.shared.types.trip import Cause
 from rankwatch.shared.words.text import name_spans
-from rankwatch_monitor.decide.desync import WORDS, Compared, Desync, DesyncPattern
-from rankwatch_monitor.decide.report import Outcome, RankNotice, RankRow, RankState, Report
-from rankwatch_monitor.decide.verdict import Liveness, Verdict, Witness, elect
+from rankwatch_monitor.decide.core.report import Outcome, RankNotice, RankRow, RankState, Report
+from rankwatch_monitor.decide.replicas.desync import WORDS, Compared, Desync, DesyncPattern
+from rankwatch_monitor.decide.trip.verdict import Liveness, Verdict, Witness, elect
 from rankwatch_monitor.views import as_json
 from rankwatch_monitor.views import text as as_text
 

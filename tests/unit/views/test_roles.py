@@ -7,7 +7,7 @@ from dataclasses import replace
 import makers
 from desk import Desk, connected
 from rankwatch.shared.types import messages
-from rankwatch_monitor.decide.desync import Desync, DesyncPattern
+from rankwatch_monitor.decide.replicas.desync import Desync, DesyncPattern
 from rankwatch_monitor.views.roles import in_order
 
 

@@ -14,8 +14,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 
 from rankwatch import __version__
 
-from ...decide.effects import Show
-from ...decide.report import Outcome, RankStanding, RankState
+from ...decide.core.effects import Show
+from ...decide.core.report import Outcome, RankStanding, RankState
 from .meters import Gauged, Readout
 
 Samples: TypeAlias = Iterable[tuple[Sequence[str], float]]

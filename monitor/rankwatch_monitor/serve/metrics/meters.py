@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
-from ...decide.effects import Show
-from ...decide.report import Outcome
+from ...decide.core.effects import Show
+from ...decide.core.report import Outcome
 
 MAX_OVER, SHOWN_FOR = 16, 900.0
 """Runs that are over and still have metrics: at most this many, each for this many seconds."""

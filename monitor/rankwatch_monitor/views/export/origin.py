@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rankwatch.shared.types import messages
 
-from ...decide.journal import Opened
+from ...decide.core.journal import Opened
 from ...record.reader import RunRecord
 from ...record.schema import StoreError
 

@@ -13,9 +13,9 @@ from rankwatch.shared.printable import one_line
 from rankwatch.shared.words.brief import brief
 from rankwatch.shared.words.text import describe_rank, format_dump, name_spans
 
-from ...decide.desync_text import desync_lines
-from ...decide.gaps import describe_gap
-from ...decide.report import Outcome, Report
+from ...decide.core.gaps import describe_gap
+from ...decide.core.report import Outcome, Report
+from ...decide.replicas.desync_text import desync_lines
 from ...record.follow import View
 from ...record.headroom import Headroom, batches_of
 from .. import stalls

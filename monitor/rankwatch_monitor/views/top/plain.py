@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from rankwatch.shared.printable import one_line
 
-from ...decide.desync_text import desync_lines
-from ...decide.gaps import Gap, describe_gap
-from ...decide.report import Report
+from ...decide.core.gaps import Gap, describe_gap
+from ...decide.core.report import Report
+from ...decide.replicas.desync_text import desync_lines
 from ...record.follow import Newest, View
 from ...record.schema import StoreError
 from .. import stalls

@@ -20,8 +20,8 @@ from rankwatch.shared.types.frame import DTYPE_MAX, NARROW_DTYPES, FrameTable
 from rankwatch.shared.types.trip import Trip
 from rankwatch.shared.words.text import describe_module
 
-from ...decide.desync_text import describe_compared, describe_desync, describe_remedy, origins
-from ...decide.report import Report
+from ...decide.core.report import Report
+from ...decide.replicas.desync_text import describe_compared, describe_desync, describe_remedy, origins
 from ...record import replay
 from ...record.course import pace_over_all
 from ...record.digest import Columns

@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from rankwatch_monitor.decide.effects import Show
-from rankwatch_monitor.decide.report import Outcome, RankState
+from rankwatch_monitor.decide.core.effects import Show
+from rankwatch_monitor.decide.core.report import Outcome, RankState
 from rankwatch_monitor.serve.metrics.families import RUN_STATES, families
 from rankwatch_monitor.serve.metrics.meters import Gauged, LoopCounts, Readout
 from standings import shown, standing

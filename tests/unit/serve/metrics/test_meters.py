@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankwatch_monitor.decide.report import Outcome
+from rankwatch_monitor.decide.core.report import Outcome
 from rankwatch_monitor.serve.metrics.meters import (
     LOOK_BACK,
     MAX_OVER,

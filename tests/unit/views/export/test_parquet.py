@@ -19,7 +19,7 @@ import records
 from jobs import ROOT, environment
 from makers import INF, NAN
 from rankwatch.shared.types.frame import MEASURED, Frame
-from rankwatch_monitor.decide.journal import Entry
+from rankwatch_monitor.decide.core.journal import Entry
 from rankwatch_monitor.record.reader import RunRecord
 from rankwatch_monitor.record.schema import FILE, StoreError
 from rankwatch_monitor.record.store import Limits, Store
@@ -212,7 +212,7 @@ from peak import peak_bytes
 from rankwatch.shared.types.frame import BatchSummary, FrameTable
 from rankwatch_monitor.views.export import parquet
 from rankwatch_monitor.views.export.origin import origin_of
-from rankwatch_monitor.decide.journal import Entry, Trained
+from rankwatch_monitor.decide.core.journal import Entry, Trained
 from rankwatch_monitor.record.reader import RunRecord
 from rankwatch_monitor.record.schema import FILE
 from rankwatch_monitor.record.store import Store

@@ -12,8 +12,8 @@ import pytest
 import crowds
 import makers
 from rankwatch.shared.printable import paragraph, printable
-from rankwatch_monitor.decide.desync import Compared, Desync, DesyncPattern
-from rankwatch_monitor.decide.report import RankStack, RankState, Stall
+from rankwatch_monitor.decide.core.report import RankStack, RankState, Stall
+from rankwatch_monitor.decide.replicas.desync import Compared, Desync, DesyncPattern
 from rankwatch_monitor.record.follow import Follower, View
 from rankwatch_monitor.record.recent import Recent
 from rankwatch_monitor.views.top.focus import Focus, press, window

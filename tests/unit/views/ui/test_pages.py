@@ -14,9 +14,9 @@ import makers
 import records
 import standings
 from rankwatch.shared.types.frame import Kind, Phase
-from rankwatch_monitor.decide.desync import Compared, Desync, DesyncPattern
-from rankwatch_monitor.decide.journal import NO_RANK, Closed, Desynced, Entry, ReplicasCompared, Stood, Waited
-from rankwatch_monitor.decide.report import Stall
+from rankwatch_monitor.decide.core.journal import NO_RANK, Closed, Desynced, Entry, ReplicasCompared, Stood, Waited
+from rankwatch_monitor.decide.core.report import Stall
+from rankwatch_monitor.decide.replicas.desync import Compared, Desync, DesyncPattern
 from rankwatch_monitor.record import replay
 from rankwatch_monitor.record.runs import RunRow, folders, read_row
 from rankwatch_monitor.record.schema import FILE

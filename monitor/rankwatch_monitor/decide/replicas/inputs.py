@@ -1,0 +1,90 @@
+"""Ranks that are fed the same data, though they must be fed different data. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from .desync import DesyncPattern
+from .findings import NEVER, CameApart, DesyncFindings
+from .rounds import At, Lockstep, Memory
+from .table_layout import MeshLayout
+
+INPUT = "input"
+"""What stands in the place of a parameter: the checksum is of all tensors that the root was given."""
+
+ALIKE = 8
+"""Comparisons in a row in which the inputs are the same on two ranks, and others than before."""
+
+MAX_CANDIDATES = 256
+"""Sets of ranks that were fed alike in the last comparison."""
+
+
+@dataclass(slots=True)
+class InputChecksums:
+    """A round: each checksum once, with its ranks."""
+
+    step: int = 0
+    held: int = 0
+    ranks: dict[bytes, list[int]] = field(default_factory=dict)
+
+    def add(self, checksum: bytes, rank: int) -> int:
+        """Returns how many bytes more it holds now."""
+        self.ranks.setdefault(checksum, []).append(rank)
+        self.held += _RANK_BYTES
+        return _RANK_BYTES
+
+
+_RANK_BYTES = 64
+
+
+class _Alike(NamedTuple):
+    checksum: bytes
+    times: int
+    since: int
+
+
+class InputGroup:
+    """The ranks that must be fed different data, unless they lie at one coordinate of ``mesh``."""
+
+    def __init__(self, mesh: MeshLayout, gone: set[int], memory: Memory, findings: DesyncFindings) -> None:
+        self.ranks = tuple(sorted(mesh.mesh.ranks))
+        self.lockstep = Lockstep(self.ranks, gone, memory, InputChecksums, self._judge)
+        self._source = mesh.mesh.source
+        self._coordinates = {rank: mesh.coordinate_of(rank) for rank in self.ranks}
+        self._findings = findings
+        self._alike: dict[frozenset[int], _Alike] = {}
+        self._found: set[frozenset[int]] = set()
+
+    def _judge(self, at: At, round_: InputChecksums) -> None:
+        """Takes a round that is complete."""
+        alike: dict[frozenset[int], _Alike] = {}
+        for ranks, now in self._candidates(round_):
+            if len(alike) < MAX_CANDIDATES and (ranks not in alike or alike[ranks].times < now.times):
+                alike[ranks] = now
+        self._alike = alike
+        for ranks, now in alike.items():
+            if now.times >= ALIKE and not any(ranks <= found for found in self._found):
+                self._found.add(ranks)
+                self._findings.add(
+                    CameApart(
+                        now.since, DesyncPattern.SAME_INPUT, tuple(sorted(ranks)), len(self.ranks), None, True,
+                        self._source, {INPUT: NEVER},
+                    )
+                )  # fmt: skip
+
+    def _candidates(self, round_: InputChecksums) -> Iterator[tuple[frozenset[int], _Alike]]:
+        for checksum, ranks in round_.ranks.items():
+            if not self._are_apart(ranks):
+                continue
+            here = frozenset(ranks)
+            for before, alike in self._alike.items():
+                both = here & before
+                if self._are_apart(both) and alike.checksum != checksum:
+                    yield both, _Alike(checksum, alike.times + 1, alike.since)
+            yield here, _Alike(checksum, 1, round_.step)
+
+    def _are_apart(self, ranks: list[int] | frozenset[int]) -> bool:
+        """Whether two of these ranks must be fed different data."""
+        return len(ranks) > 1 and len({self._coordinates[rank] for rank in ranks}) > 1

@@ -1,0 +1,1 @@
+"""Ranks that make no progress, and where their threads are."""

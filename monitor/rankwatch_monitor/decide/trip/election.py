@@ -1,0 +1,69 @@
+"""From a run's first trip to its verdict: which ranks are waited for, and until when. ``verdict.py`` has the rules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rankwatch.shared.types.frame import Moment
+
+from ..core.rank import Rank
+from .verdict import LogicalTime, Verdict, describe_waiting, elect, is_waited_for
+
+
+@dataclass(slots=True)
+class Election:
+    """``window`` is in seconds; ``target`` is the earliest trip so far."""
+
+    world_size: int
+    window: float
+    target: LogicalTime | None = None
+    _began_at: float = 0.0
+    _waited_for: set[int] = field(default_factory=set)
+    """Updated answer by answer, so that a message costs the same at 16 ranks and at 16,384."""
+    _unsure: set[int] = field(default_factory=set)
+    """The ranks that may not have been past the target when it was set: only these are looked at again."""
+
+    @property
+    def waiting(self) -> str:
+        """``waiting for ranks 1, 2 to pass frame 7 of batch 3``; empty when no rank is waited for."""
+        return describe_waiting(sorted(self._waited_for), self.target) if self.target and self._waited_for else ""
+
+    def is_lowered_by(self, trip: LogicalTime) -> bool:
+        return self.target is None or trip < self.target
+
+    def aim(self, target: LogicalTime, ranks: Mapping[int, Rank], now: float) -> list[Rank]:
+        """Takes a trip that is earlier than any before; returns the ranks that may still trip earlier than this one."""
+        if self.target is None:
+            self._began_at = now
+        self.target = target
+        at, stage, after = target.moment, target.stage, Moment(target.step, target.batch, target.eval + 1, 0)
+        # The abort waits for this: most of thousands of ranks are past the target in any stage and need no closer look.
+        unsure = [r for r in ranks.values() if r.progress <= at or (r.progress < after and r.hello.stage != stage)]
+        asked = [rank for rank in unsure if is_waited_for(rank.witness(), target)]
+        missing = set(range(self.world_size)) - ranks.keys()
+        self._unsure = {rank.number for rank in unsure} | missing
+        self._waited_for = {rank.number for rank in asked} | missing
+        return asked
+
+    def expect(self, rank: Rank) -> None:
+        """A lost rank has connected again: it may still trip earlier."""
+        if self.target is not None and rank.number in self._unsure and is_waited_for(rank.witness(), self.target):
+            self._waited_for.add(rank.number)
+
+    def takes_answer(self, rank: Rank) -> bool:
+        """Whether the rank, by its last report or by leaving, stops being waited for."""
+        if self.target is None or rank.number not in self._waited_for or is_waited_for(rank.witness(), self.target):
+            return False
+        self._waited_for.discard(rank.number)
+        return True
+
+    def is_due(self, now: float) -> bool:
+        """Whether no rank is waited for, or the window is over."""
+        return not self._waited_for or now - self._began_at >= self.window
+
+    def hold(self, ranks: Mapping[int, Rank], now: float, *, final: bool, uneven: str = "") -> tuple[Verdict | None, str]:
+        """The verdict, or None while ranks are waited for; and why. ``final``: no rank can report anything any more."""
+        unsure = self._unsure
+        witnesses = {number: rank.witness() for number, rank in ranks.items() if rank.trip or number in unsure}
+        return elect(witnesses, self.world_size, now - self._began_at, 0.0 if final else self.window, unsure, uneven)

@@ -1,0 +1,254 @@
+"""From the trips of the ranks to the verdict: pure, the clock passed in.
+
+The ranks of a data-parallel job run the same program, so (optimizer step, batch, eval, frame) orders them where clocks
+cannot. The stages of a pipeline hand each micro-batch on, so (batch, eval, stage, frame) orders them. The culprit is the
+earliest trip in this logical time, once every rank that can still report has passed that time or has tripped itself, or the
+window is over. Only a rank that has passed that time was finite there: not one whose watch ended or broke before it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from rankwatch.shared.str_enum import StrEnum
+from rankwatch.shared.types.frame import NO_STAGE, Moment, Phase
+from rankwatch.shared.types.trip import Cause, Trip
+from rankwatch.shared.words.cause import classify
+from rankwatch.shared.words.divergence import Divergence
+from rankwatch.shared.words.text import name_ranks, name_spans
+
+from .at_once import FROM_OTHERS, rank_order, tell_apart, who_has_it
+
+NO_SINGLE_RANK = "no single rank"
+"""Who the culprit is where ranks went bad alike."""
+
+
+class Liveness(enum.Enum):
+    """What a rank can still contribute to the verdict."""
+
+    LIVE = "live"
+    """Running, or not yet connected: the election waits for it."""
+    OFF = "off"
+    """Its watch has switched itself off by an error of its own: it will report no more."""
+    GONE = "gone"
+    """Dead or failed: it will report no more."""
+    DONE = "done"
+    """Closed its watch: it will report no more."""
+
+
+class Certainty(StrEnum):
+    COMPLETE = "complete"
+    PARTIAL = "partial"
+
+
+class LogicalTime(NamedTuple):
+    """When a rank tripped, in the order that all ranks share.
+
+    The stages of a pipeline run a micro-batch's forward one after the other; its backward then goes through the stages the
+    other way round: ``turn`` is the stage, negated in backward. ``stage`` follows from the other fields.
+    """
+
+    step: int
+    batch: int
+    eval: int
+    is_backward: bool
+    turn: int
+    frame: int
+    stage: int
+
+    @property
+    def moment(self) -> Moment:
+        return Moment(self.step, self.batch, self.eval, self.frame)
+
+
+def logical_time_of(trip: Trip, stage: int) -> LogicalTime:
+    """The logical time of a rank's trip. Without a pipeline the frame is enough: backward frames are counted on."""
+    step, batch, evaluation, frame = Moment(trip.optimizer_step, *trip.position).in_stage(stage)
+    is_backward = stage != NO_STAGE and trip.frame.spec.phase is not Phase.FORWARD
+    return LogicalTime(step, batch, evaluation, is_backward, -stage if is_backward else stage, frame, stage)
+
+
+class Witness(NamedTuple):
+    """A rank as the election sees it.
+
+    ``reported_batch`` is the last batch whose whole forward it has reported; ``fault`` the error that switched its watch off.
+    """
+
+    liveness: Liveness
+    progress: Moment
+    trip: Trip | None
+    stage: int = NO_STAGE
+    reported_batch: int = -1
+    fault: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The first trip over all ranks.
+
+    ``tripped`` is the rank of ``trip``, and ``also`` the others that tripped, in logical order. ``missing`` are the ranks of
+    which it is not known whether they were finite there. ``alike`` are ranks that tripped at once with one bad reading, which
+    came to all of them: none of them is known to have made it; empty where one is. ``uneven`` says which ranks count otherwise.
+    """
+
+    tripped: int
+    trip: Trip
+    cause: Cause
+    evidence: str
+    certainty: Certainty
+    missing: tuple[int, ...]
+    also: tuple[tuple[int, Trip], ...]
+    world_size: int
+    reason: str
+    alike: tuple[int, ...] = ()
+    uneven: str = ""
+    divergence: Divergence | None = None
+
+    @property
+    def rank(self) -> int | None:
+        """The culprit, or the lowest of the ranks that are ``alike``; None where the training diverged on all ranks."""
+        return None if self.cause is Cause.DIVERGENCE else self.tripped
+
+    @property
+    def all_tripped(self) -> tuple[tuple[int, Trip], ...]:
+        """Every rank that tripped with its trip, in logical order."""
+        return ((self.tripped, self.trip), *self.also)
+
+    @property
+    def answered(self) -> int:
+        return self.world_size - len(self.missing)
+
+    def who(self, name: str) -> str:
+        """Whom reports call the culprit; ``name`` is the full name of the rank ``tripped``."""
+        if self.rank is None:
+            return NO_SINGLE_RANK
+        at_once = f"{name_spans(self.alike)} of {self.world_size} at once"
+        return f"{NO_SINGLE_RANK} ({at_once})" if self.alike else name
+
+
+def elect(
+    witnesses: Mapping[int, Witness],
+    world_size: int,
+    since_first_trip: float,
+    window: float,
+    unsure: Collection[int] | None = None,
+    uneven: str = "",
+) -> tuple[Verdict | None, str]:
+    """The verdict, or None while a rank may still report an earlier trip; and why, in words.
+
+    Args:
+        witnesses: the ranks that ever connected, by number; at least one of them has tripped.
+        since_first_trip: seconds since the collector received the first trip.
+        window: seconds to wait for the ranks that have not answered.
+        unsure: the ranks that may not have answered; None: any. ``witnesses`` may leave out a rank that is neither among
+            these nor tripped.
+        uneven: which ranks count batches and optimizer steps otherwise than the others; empty: all count alike.
+    """
+    trips = {rank: witness.trip for rank, witness in witnesses.items() if witness.trip is not None}
+    times = {rank: logical_time_of(trip, witnesses[rank].stage) for rank, trip in trips.items()}
+    order = sorted(trips, key=lambda rank: _place(times[rank], rank_order(rank, trips[rank]), uneven))
+    first = order[0]
+    target = times[first]
+    unsure = range(world_size) if unsure is None else sorted(unsure)
+    silent = [rank for rank in unsure if rank not in witnesses or not has_answered(witnesses[rank], target)]
+    waited_for = [rank for rank in silent if rank not in witnesses or witnesses[rank].liveness is Liveness.LIVE]
+    if waited_for and since_first_trip < window:
+        return None, describe_waiting(waited_for, target)
+    doubts = [*_explain(silent, witnesses, window), *([uneven] if uneven else [])]
+    reason = "; ".join(doubts) or f"every rank has passed this frame{_of_stage(target.stage)} or tripped itself"
+    cause, evidence = classify(trips[first])
+    # Ranks that count batches differently are at one moment in the same frame of the same step.
+    at_once = [rank for rank in order if times[rank] == target or (uneven and _in_step(times[rank]) == _in_step(target))]
+    alike = who_has_it(first, at_once, trips, cause)
+    is_told, which = tell_apart(alike, trips, cause, world_size)
+    verdict = Verdict(
+        tripped=first,
+        trip=trips[first],
+        cause=cause,
+        evidence=f"{evidence}; {which}" if which else evidence,
+        certainty=Certainty.PARTIAL if doubts else Certainty.COMPLETE,
+        missing=tuple(silent),
+        also=tuple((rank, trips[rank]) for rank in order[1:]),
+        world_size=world_size,
+        reason=reason,
+        alike=() if is_told else tuple(sorted(alike)),
+        uneven=uneven,
+    )
+    return verdict, reason
+
+
+def doubt(verdict: Verdict, uneven: str) -> Verdict:
+    """The verdict, once the batches that came after it say that ranks count them differently."""
+    reasons = [verdict.reason] if verdict.certainty is Certainty.PARTIAL else []
+    return replace(verdict, certainty=Certainty.PARTIAL, reason="; ".join([*reasons, uneven]), uneven=uneven)
+
+
+def _explain(silent: Sequence[int], witnesses: Mapping[int, Witness], window: float) -> list[str]:
+    """Why it is not known whether these ranks were finite."""
+    by_liveness: dict[Liveness, list[int]] = {}
+    for rank in silent:
+        liveness = witnesses[rank].liveness if rank in witnesses else Liveness.LIVE
+        by_liveness.setdefault(liveness, []).append(rank)
+    told = []
+    if late := by_liveness.get(Liveness.LIVE):
+        told.append(f"the decision window of {window:g} s is over and {name_ranks(late)} did not answer")
+    if gone := by_liveness.get(Liveness.GONE):
+        told.append(f"{name_ranks(gone)} ended without an answer")
+    if off := by_liveness.get(Liveness.OFF):
+        told.append(f"rank {off[0]}'s watch {witnesses[off[0]].fault}")
+        told += [f"so did the watch of {name_ranks(off[1:])}"] if off[1:] else []
+    if done := by_liveness.get(Liveness.DONE):
+        batch = max(witnesses[rank].progress.position.batch for rank in done)
+        when = f"after batch {batch}" if batch >= 0 else "before its first batch"
+        told.append(f"{name_ranks(done)} closed {'its watch' if len(done) == 1 else 'their watches'} {when}")
+    return told
+
+
+def is_waited_for(witness: Witness, target: LogicalTime) -> bool:
+    """Whether this rank may still report a trip before ``target``."""
+    return witness.liveness is Liveness.LIVE and not has_answered(witness, target)
+
+
+def describe_waiting(ranks: list[int], target: LogicalTime) -> str:
+    """``waiting for ranks 1, 2 to pass frame 7 of batch 3``."""
+    return f"waiting for {name_ranks(ranks)} to pass frame {target.frame} of batch {target.batch}{_of_stage(target.stage)}"
+
+
+def has_answered(witness: Witness, target: LogicalTime) -> bool:
+    """Whether it is known that this rank does not trip before ``target``."""
+    return witness.trip is not None or _has_passed(witness, target)
+
+
+def _has_passed(witness: Witness, target: LogicalTime) -> bool:
+    """Whether all that the rank runs before ``target`` was finite.
+
+    A rank of another stage never comes to the target's frame. A rank of an earlier stage has passed with its own forward of
+    the batch; a rank of a later stage with its forward of the batch before, since it waits for this batch in vain. For a
+    backward, only ranks of the same stage are waited for: backwards overlap, and a rank reports them with its next forward
+    or optimizer.
+    """
+    if witness.stage == target.stage:
+        return witness.progress > target.moment
+    comes_later = witness.stage > target.stage and not target.is_backward
+    position = witness.progress.position
+    at, aim = position[:2], (target.batch, target.eval)
+    if at > aim or (at == aim and comes_later):
+        return True
+    return not target.eval and not position.eval and witness.reported_batch >= target.batch - comes_later
+
+
+def _place(time: LogicalTime, order: tuple[int, int], uneven: str) -> tuple[Any, ...]:
+    """What trips are sorted by. Ranks that count batches differently share only the steps: what came from another rank in a
+    step came after that rank's own trip."""
+    return (time.step, order[0] == FROM_OTHERS, time, order) if uneven else (time, order)
+
+
+def _in_step(time: LogicalTime) -> LogicalTime:
+    return time._replace(batch=0)
+
+
+def _of_stage(stage: int) -> str:
+    return f" of stage {stage}" if stage != NO_STAGE else ""

@@ -1,0 +1,55 @@
+"""Notices in the ledger: each is counted once, and their number is bounded."""
+
+from __future__ import annotations
+
+import makers
+from desk import connected
+from rankwatch.shared.types import messages
+from rankwatch.shared.types.notice import NoticeKind
+from rankwatch_monitor.decide.core.notices import MAX_NOTICES
+
+
+def noticed(seq: int, kind: NoticeKind = NoticeKind.HEADROOM, **changes: object) -> messages.Noticed:
+    return messages.Noticed(seq, makers.notice(kind, **changes))
+
+
+def test_a_notice_is_told_once_and_its_last_word_is_kept_of_each_rank() -> None:
+    desk = connected(2)
+    desk.receive(0, noticed(1, value=100.0), noticed(2, value=200.0))
+    desk.receive(1, noticed(1, value=300.0))
+    notes = [note for note in desk.notes if "next to overflow" in note]
+    assert len(notes) == 1
+    assert notes[0].startswith("run train-0: rank 0 of 2 (node0, local rank 0): next to overflow: layer (Linear), output: ")
+    desk.end()
+    assert [(rank, notice.value) for rank, notice in desk.reports[-1].notices] == [(1, 300.0), (0, 200.0)]
+
+
+def test_a_notice_is_acknowledged_by_the_next_beat_and_counts_once() -> None:
+    desk = connected(1)
+    desk.receive(0, noticed(4, value=1.0), noticed(4, value=2.0), makers.beat(0, 0, 1))
+    assert desk.sent(0, messages.Ack) == [messages.Ack(4, abort=False, handled=4)]
+    desk.end()
+    assert [notice.value for _, notice in desk.reports[-1].notices] == [1.0]
+
+
+def test_notices_are_bounded_and_further_ones_are_counted() -> None:
+    desk = connected(2)
+    for number in range(MAX_NOTICES + 3):
+        desk.receive(number % 2, noticed(number + 1, module=f"m{number}"))
+    desk.receive(0, noticed(9999, module="m0", value=77.0))  # a notice that found room is still updated
+    desk.end()
+    report = desk.reports[-1]
+    assert (len(report.notices), report.notices_unkept) == (MAX_NOTICES, 3)
+    assert 77.0 in {notice.value for _, notice in report.notices}
+
+
+def test_a_jump_that_follows_another_ones_is_not_told() -> None:
+    desk = connected(3)
+    jump = NoticeKind.JUMP
+    desk.receive(1, noticed(1, jump, label="input[0]", batch=80))
+    desk.receive(2, noticed(1, jump, label="input[0]", batch=80))
+    desk.receive(0, noticed(1, jump, label="loss", batch=81))
+    desk.receive(0, noticed(2, jump, label="loss", batch=200))
+    desk.end()
+    told = {(rank, notice.label, notice.batch) for rank, notice in desk.reports[-1].notices}
+    assert told == {(1, "input[0]", 80), (2, "input[0]", 80), (0, "loss", 200)}
