@@ -1,5 +1,9 @@
 """The journal of a run: every fact that its decisions rest on, in the order in which the facts came.
 
+A fact is an input or a finding. Inputs come from outside: messages of ranks, changes of options, the end of the job, the
+passing of time. Findings are what the run made of them. They change the run by ``Run.apply`` alone, when they are found and
+when they are replayed.
+
 Each batch is recorded once. Beats are not recorded: where an election rests on them, ``Reached`` is. ``Run.replay`` makes a
 run from its entries.
 """
@@ -14,6 +18,7 @@ from rankwatch.shared.types.frame import BatchSummary, FrameTable
 from rankwatch.shared.words.divergence import Divergence
 
 from ..replicas.desync import Compared, Desync
+from .fact import Finding
 from .gaps import Gap
 from .report import Outcome, RankState, Stall
 
@@ -44,7 +49,7 @@ class Trained(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class InTurn:
+class InTurn(Finding):
     """A message of this kind, which went ahead and has its own entry, has come in its turn."""
 
     seq: int
@@ -52,21 +57,21 @@ class InTurn:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class Left(Finding):
     """The collector counts this rank out: it ended without a BYE."""
 
     state: RankState
 
 
 @dataclass(frozen=True, slots=True)
-class Died:
+class Died(Finding):
     """The process of this rank ended without a BYE: ``how`` says in what way, as in ``killed by SIGKILL``."""
 
     how: str
 
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class Reached(Finding):
     """The moments of the ranks when one of them tripped, or of one rank when it answered the election.
 
     ``reported`` is each rank's last batch whose whole forward it had reported.
@@ -78,7 +83,7 @@ class Reached:
 
 
 @dataclass(frozen=True, slots=True)
-class Miscounted:
+class Miscounted(Finding):
     """Ranks count batches and optimizer steps differently: ``text`` says which."""
 
     text: str
@@ -90,14 +95,14 @@ class Waited:
 
 
 @dataclass(frozen=True, slots=True)
-class Stood:
+class Stood(Finding):
     """The stall there is from now on; None: the ranks went on. Its stacks are the messages ``Inspected``."""
 
     stall: Stall | None
 
 
 @dataclass(frozen=True, slots=True)
-class NoStack:
+class NoStack(Finding):
     """A rank of a stall was asked where it is, and did not say."""
 
     text: str
@@ -122,7 +127,7 @@ class JobEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class Decided:
+class Decided(Finding):
     """How the run ends, and whether its ranks are sent an abort. A later decision replaces an earlier one."""
 
     outcome: Outcome
@@ -131,19 +136,19 @@ class Decided:
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
+class Closed(Finding):
     """The run is over."""
 
 
 @dataclass(frozen=True, slots=True)
-class Diverged:
+class Diverged(Finding):
     """The verdict is the end of a divergence: the batches from which this follows are no facts of the journal."""
 
     found: Divergence
 
 
 @dataclass(frozen=True, slots=True)
-class Desynced:
+class Desynced(Finding):
     """Parameters that are not what they must be: fingerprints are no facts of the journal. A later entry of the same origin
     and parameter replaces an earlier one; ``unkept`` more found no room.
     """
@@ -153,7 +158,7 @@ class Desynced:
 
 
 @dataclass(frozen=True, slots=True)
-class ReplicasCompared:
+class ReplicasCompared(Finding):
     """What was compared so far."""
 
     compared: Compared

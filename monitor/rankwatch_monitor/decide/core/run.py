@@ -21,28 +21,18 @@ from rankwatch.shared.words.text import describe_culprit
 
 from ..ending.rules import Incident
 from ..ending.silence import CUT_OFF, is_cut_off
-from ..trip.divergence import blame_all
 from ..trip.verdict import logical_time_of
 from .effects import Effect, FollowProcess, Note, PointLatest, RecordTrace, Send, SendAll
+from .fact import Finding
 from .gaps import Gap
 from .journal import (
-    Closed,
-    Decided,
-    Desynced,
     Died,
-    Diverged,
     Entry,
     InTurn,
     JobEnded,
     JobInterrupted,
-    Left,
-    Miscounted,
-    NoStack,
     Opened,
     Progress,
-    Reached,
-    ReplicasCompared,
-    Stood,
     Trained,
     Waited,
 )
@@ -53,9 +43,6 @@ from .run_state import moments_of
 
 NOBODY = b""
 """The peer of a rank that has yet to connect to this collector."""
-
-
-_AHEAD: dict[str, type[messages.Sequenced]] = {kind.__name__: kind for kind in (messages.Tripped, messages.LookedCloser)}
 
 
 @dataclass(slots=True)
@@ -142,8 +129,7 @@ class Run(RunEnd):
         rank = self.ranks.get(number)
         is_it = rank is not None and rank.hello.incarnation == incarnation and not rank.death
         if rank is not None and is_it and rank.state in (RankState.RUNNING, RankState.LOST):
-            self._note_down(now, Died(how), number)
-            rank.death = how
+            self._find(now, Died(how), number)
 
     @property
     def is_deserted(self) -> bool:
@@ -241,48 +227,18 @@ class Run(RunEnd):
         """Takes a recorded fact. Its effects were carried out before; what was decided upon it is recorded too."""
         now, number, fact = entry
         effects: Iterable[Effect] = ()
-        if isinstance(fact, messages.Hello):
+        if isinstance(fact, Finding):
+            self.apply(entry)
+        elif isinstance(fact, messages.Hello):
             effects = self.welcome(fact, NOBODY, now)
         elif isinstance(fact, messages.Tune):
             self.tune(fact.tuning, now)
-        elif isinstance(fact, InTurn):
-            if fact.kind in _AHEAD and self.ranks[number].is_news(fact.seq, is_recorded=True):
-                self.ranks[number].take_turn(_AHEAD[fact.kind])
-        elif isinstance(fact, Died):
-            self.ranks[number].death = fact.how
-        elif isinstance(fact, Left):
-            self._leave(self.ranks[number], fact.state)
         elif isinstance(fact, JobInterrupted):
             self.interrupt_job(fact, now)
         elif isinstance(fact, JobEnded):
             effects = self.end_job(fact, now)
-        elif isinstance(fact, Reached):
-            self._take_moments(fact)
-        elif isinstance(fact, Miscounted):
-            self._miscount(fact.text)
         elif isinstance(fact, Waited):
             effects = self._conclude(now)
-        elif isinstance(fact, Stood):
-            self._stalls.restore(fact.stall)
-            self._stacks.begin(fact.stall, now)
-        elif isinstance(fact, NoStack):
-            self._stacks.give_up(number, fact.text)
-        elif isinstance(fact, Diverged):
-            if self.verdict is not None:
-                self.verdict = blame_all(self.verdict, fact.found)
-        elif isinstance(fact, Desynced):
-            self._replicas.restore(fact.entries, fact.unkept)
-        elif isinstance(fact, ReplicasCompared):
-            self._replicas.restore_compared(fact.compared)
-        elif isinstance(fact, Decided):
-            self._ending = self._ending.decide_as(fact, now)
-            if fact.abort and (self._abort.message is None or self._abort.message.reason != fact.reason):
-                self._abort.begin(self._make_abort(fact.reason), now)
-        elif isinstance(fact, Gap):
-            self._gaps.take([fact])
-            self._gaps_noted.add(fact)
-        elif isinstance(fact, Closed):
-            self.over = self._published = True
         elif not isinstance(fact, (Opened, Trained)):
             effects = self.receive(number, fact, now)
         deque(effects, maxlen=0)
@@ -298,6 +254,7 @@ class Run(RunEnd):
             self.ranks[number].seq = max(self.ranks[number].seq, seq)
             self.ranks[number].take(batch, step, first_frame, frames, loss)
         self._silence.deaf_at = now
+        self._replicas.resume()
         for number, rank in self.ranks.items():
             rank.stored, rank.missed = rank.seq, 0
             rank.connected, rank.quiet, rank.cut_off = False, CUT_OFF, True
@@ -356,9 +313,8 @@ class Run(RunEnd):
         elif kind not in rank.ahead:
             if rank.is_news(message.seq, is_recorded=True):
                 yield from self._take_sequenced(rank, message, now)
-        elif rank.is_news(message.seq, is_recorded=True):
-            self._note_down(now, InTurn(message.seq, kind.__name__), rank.number)
-            rank.take_turn(kind)
+        elif message.seq > rank.seq:
+            self._find(now, InTurn(message.seq, kind.__name__), rank.number)
             self._look_for_divergence(now)
 
     def _take_sequenced(self, rank: Rank, message: messages.Sequenced, now: float) -> Iterator[Effect]:
@@ -367,7 +323,7 @@ class Run(RunEnd):
             if trip.position.batch >= 0 and not trip.position.eval:
                 self._count(rank, trip.position.batch, trip.optimizer_step, now)
             if self._is_earliest(message, rank):
-                self._note_down(now, moments_of(self.ranks.values()))
+                self._find(now, moments_of(self.ranks.values()))
         self._note_down(now, message, rank.number)
         if isinstance(message, messages.Noticed):
             is_new = self._notices.take(rank.number, message.notice)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rankwatch.shared.types import messages
 from rankwatch.shared.words.text import describe_culprit, name_spans
@@ -15,7 +15,6 @@ from ..replicas.desync_text import describe_desync
 from ..replicas.own_notices import desync_of
 from ..stalls.stacks import Unanswered
 from ..stalls.stall import StallNews
-from ..trip.divergence import blame_all
 from ..trip.verdict import logical_time_of
 from .effects import Alert, Effect, Note, Publish, Trouble
 from .journal import NO_RANK, Closed, Desynced, Diverged, Left, NoStack, Stood, Waited
@@ -67,13 +66,11 @@ class RunEnd(RunState):
         for text in news.notes:
             yield Note(f"run {self.id}: {text}")
         if news.is_other:
-            self._note_down(now, Stood(self._stalls.stall))
-            self._stacks.begin(self._stalls.stall, now)
+            self._find(now, Stood(news.stall))
         silent: dict[str, list[int]] = {}
         for effect in self._stacks.look(self.ranks, now, ended=ended):
             if isinstance(effect, Unanswered):
-                self._note_down(now, NoStack(effect.why), effect.rank)
-                self._stacks.give_up(effect.rank, effect.why)
+                self._find(now, NoStack(effect.why), effect.rank)
                 silent.setdefault(effect.why, []).append(effect.rank)
             else:
                 yield effect
@@ -100,7 +97,7 @@ class RunEnd(RunState):
     def _tell_desync(self, now: float) -> Iterator[Effect]:
         entries, origins = self._replicas.take_news()
         if entries:
-            self._note_down(now, Desynced(entries, self._replicas.findings.unkept))
+            self._find(now, Desynced(entries, self._replicas.findings.unkept))
             self._note_compared(now, at_once=True)
         of_ranks = desync_of(self._notices.all(), self.world_size, self._locate)
         told: list[str] = []
@@ -124,8 +121,7 @@ class RunEnd(RunState):
 
     def _lose(self, rank: Rank, now: float) -> None:
         state = RankState.LOST if rank.acknowledged_at is None else RankState.ABORTED
-        self._note_down(now, Left(state), rank.number)
-        self._leave(rank, state)
+        self._find(now, Left(state), rank.number)
         if state is RankState.LOST:
             how = f": {rank.death}" if rank.death else ""
             self._happens(Incident.RANK_DIED, f"{rank.name} was lost{how}; {rank.last_seen}", now)
@@ -162,8 +158,7 @@ class RunEnd(RunState):
         ):
             return
         if self.verdict.divergence is None and (divergence := self._losses.find(self.verdict, self.ranks)):
-            self._note_down(now, Diverged(divergence))
-            self.verdict = blame_all(self.verdict, divergence)
+            self._find(now, Diverged(divergence))
 
     def _look_for_absent(self, now: float) -> None:
         """Once, before the report: the ranks that the first one to fail had waited for may be heard of after its failure."""
@@ -182,7 +177,7 @@ class RunEnd(RunState):
         decided = self._ending.decided
         if decided is None or decided is before.decided:
             return False
-        self._note_down(now, decided)
+        self._find(now, decided)
         return True
 
     def _abort_upon(
@@ -190,19 +185,10 @@ class RunEnd(RunState):
     ) -> Iterator[Effect]:
         """The ranks that still run must not wait in a collective for one that does not."""
         if self._happens(incident, reason, now):
-            self._abort.begin(self._make_abort(reason, culprit, tripped_at), now)
-            self._holding.begin(now)
+            self._abort.message = self._make_abort(reason, culprit, tripped_at)  # the fact does not say whom it is about
             yield self._abort.send(self.ranks, now)
             yield from self._look_for_holds(now)
             yield from self._holding.keep(self.ranks.values(), now)
-
-    def _make_abort(self, reason: str, culprit: int = NO_RANK, tripped_at: float = 0.0) -> messages.Abort:
-        abort = messages.Abort(reason, culprit, tripped_at, self.options.abort_grace, self.options.hold_limit)
-        if self.verdict is None:
-            return abort
-        trip = self.verdict.trip
-        module, cause = trip.frame.spec.module, self.verdict.cause.value
-        return replace(abort, batch=trip.position.batch, module=module, cause=cause)
 
     def _conclude(self, now: float, *, ended: bool = False) -> Iterator[Effect]:
         """Decides, publishes and closes, as soon as each can be done. ``ended``: no rank can report anything any more."""
@@ -221,14 +207,12 @@ class RunEnd(RunState):
             yield Publish(self.report(), news=True)
         if ended or self._have_all_ended(now):
             yield from self._look_for_stall(now, ended=True)
-            self.over = True
-            self.tables.clear()
             self._happens(Incident.ALL_ENDED, describe_first_lost(self.ranks.values()), now)
             if not self._published:
                 self._look_for_absent(now)
             self._note_compared(now, at_once=True)
-            self._replicas.forget()
             self._note_gaps()
-            self._note_down(now, Closed())
+            is_news = not self._published
+            self._find(now, Closed())
             yield self._show(now)
-            yield Publish(self.report(), news=not self._published)
+            yield Publish(self.report(), news=is_news)

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from rankwatch.shared.types import messages
 from rankwatch.shared.types.frame import Moment
 from rankwatch.shared.types.tuning import Tuning
 
@@ -22,7 +23,7 @@ from ..replicas.findings import in_order
 from ..replicas.own_notices import ByProducts, desync_of
 from ..stalls.stacks import Stacks
 from ..stalls.stall import StallWatch
-from ..trip.divergence import LossHistories, origin_of
+from ..trip.divergence import LossHistories, blame_all, origin_of
 from ..trip.election import Election
 from ..trip.verdict import Verdict, doubt
 from .budget import Budget
@@ -30,12 +31,22 @@ from .effects import Show
 from .gaps import CAME_LATE, SPOOL_FULL, Gap, Gaps
 from .journal import (
     NO_RANK,
+    Closed,
+    Decided,
+    Desynced,
+    Died,
+    Diverged,
     Entry,
     Fact,
+    InTurn,
+    Left,
     Miscounted,
+    NoStack,
     Opened,
+    OwnEvent,
     Reached,
     ReplicasCompared,
+    Stood,
 )
 from .notices import Notices
 from .options import Options
@@ -44,8 +55,7 @@ from .report import Outcome, RankRows, RankState, Report, RunStanding
 from .tables import FrameTables
 from .uneven import StepCounts
 
-NOBODY = b""
-"""The peer of a rank that has yet to connect to this collector."""
+_AHEAD: dict[str, type[messages.Sequenced]] = {kind.__name__: kind for kind in (messages.Tripped, messages.LookedCloser)}
 
 
 @dataclass(slots=True)
@@ -134,6 +144,63 @@ class RunState:
     def _note_down(self, now: float, fact: Fact, rank: int = NO_RANK) -> None:
         self.journal.append(Entry(now, rank, fact))
 
+    def _find(self, now: float, finding: OwnEvent, rank: int = NO_RANK) -> None:
+        """Notes down what was found, and only thereby changes the run."""
+        self._note_down(now, finding, rank)
+        self.apply(Entry(now, rank, finding))
+
+    def apply(self, entry: Entry) -> None:
+        """The one way in which a finding changes the run. What is applied twice counts once: in a replay, the inputs lead to
+        findings again, and these are in the record, too."""
+        now, number, fact = entry
+        match fact:
+            case Died():
+                self.ranks[number].death = fact.how
+            case Left():
+                self._leave(self.ranks[number], fact.state)
+            case InTurn():
+                if fact.kind in _AHEAD and self.ranks[number].is_news(fact.seq, is_recorded=True):
+                    self.ranks[number].take_turn(_AHEAD[fact.kind])
+            case Reached():
+                self._take_moments(fact)
+            case Miscounted():
+                # A trip may go ahead of batches, and its verdict come before those that tell how its ranks count.
+                self._counts.uneven = fact.text
+                if self.verdict is not None and not self.over:
+                    self.verdict = doubt(self.verdict, fact.text)
+            case Stood():
+                self._stalls.apply(fact.stall)
+                self._stacks.begin(fact.stall, now)
+            case NoStack():
+                self._stacks.give_up(number, fact.text)
+            case Diverged():
+                if self.verdict is not None and self.verdict.divergence is None:
+                    self.verdict = blame_all(self.verdict, fact.found)
+            case Desynced():
+                self._replicas.restore(fact.entries, fact.unkept)
+            case ReplicasCompared():
+                self._replicas.restore_compared(fact.compared)
+            case Decided():
+                self._ending = self._ending.decide_as(fact, now)
+                if fact.abort and (self._abort.message is None or self._abort.message.reason != fact.reason):
+                    self._abort.begin(self._make_abort(fact.reason), now)
+                    self._holding.begin(now)
+            case Gap():
+                self._gaps.take([fact])
+                self._gaps_noted.add(fact)
+            case Closed():
+                self.over = self._published = True
+                self.tables.clear()
+                self._replicas.forget()
+
+    def _make_abort(self, reason: str, culprit: int = NO_RANK, tripped_at: float = 0.0) -> messages.Abort:
+        abort = messages.Abort(reason, culprit, tripped_at, self.options.abort_grace, self.options.hold_limit)
+        if self.verdict is None:
+            return abort
+        trip = self.verdict.trip
+        module, cause = trip.frame.spec.module, self.verdict.cause.value
+        return replace(abort, batch=trip.position.batch, module=module, cause=cause)
+
     def _leave(self, rank: Rank, state: RankState) -> None:
         self._departures += 1
         rank.state, rank.left = state, self._departures
@@ -148,36 +215,28 @@ class RunState:
             rank = self.ranks[number]
             rank.advance(Moment(*moment), rank.phase)
             rank.reported_batch = max(rank.reported_batch, batch)
-            self._note_answer(rank)
+            self._election.take_answer(rank)
 
     def _note_answer(self, rank: Rank) -> bool:
         """Whether the election stops waiting for this rank now."""
-        is_answer = self._election.takes_answer(rank)
+        is_answer = self._election.has_answer(rank)
         if is_answer:
-            self._note_down(rank.heard_at, moments_of([rank]), rank.number)
+            self._find(rank.heard_at, moments_of([rank]), rank.number)
         return is_answer
 
     def _count(self, rank: Rank, batch: int, step: int, now: float) -> None:
-        if self._counts.take(rank.number, rank.hello.stage, batch, step):
-            self._note_down(now, Miscounted(self._counts.uneven))
-            self._miscount(self._counts.uneven)
-
-    def _miscount(self, uneven: str) -> None:
-        """A trip may go ahead of batches, and its verdict come before those that tell how its ranks count."""
-        self._counts.uneven = uneven
-        if self.verdict is not None and not self.over:
-            self.verdict = doubt(self.verdict, uneven)
+        if uneven := self._counts.take(rank.number, rank.hello.stage, batch, step):
+            self._find(now, Miscounted(uneven))
 
     def _note_compared(self, now: float, *, at_once: bool = False) -> None:
         if compared := self._replicas.note_compared(now, at_once=at_once):
-            self._note_down(now, ReplicasCompared(compared))
+            self._find(now, ReplicasCompared(compared))
 
     def _note_gaps(self) -> None:
         """Not while the disk takes nothing: a gap that grows would be noted again and again."""
         for gap in self._gaps.all():
             if gap not in self._gaps_noted:
-                self._gaps_noted.add(gap)
-                self._note_down(0.0, gap)
+                self._find(0.0, gap)
 
     def _note_missed(self, rank: Rank, batch: int) -> None:
         """A part of this batch came: are there batches before it that never did?"""
