@@ -31,6 +31,9 @@ class Gap(Finding):
     last: int
     why: str
 
+    def describe(self, rank: int) -> str:
+        return describe_gap(self, len(self.ranks))
+
 
 @dataclass(slots=True)
 class Gaps:

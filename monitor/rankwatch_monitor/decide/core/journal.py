@@ -14,19 +14,24 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from rankwatch.shared.types import messages
-from rankwatch.shared.types.frame import BatchSummary, FrameTable
-from rankwatch.shared.words.divergence import Divergence
+from rankwatch.shared.types.frame import BatchSummary, FrameTable, Position
+from rankwatch.shared.words.divergence import Divergence, describe_divergence
+from rankwatch.shared.words.text import describe_position, name_ranks
 
 from ..replicas.desync import Compared, Desync
-from .fact import Finding
-from .gaps import Gap
+from ..replicas.desync_text import describe_compared
+from .fact import Finding, OwnFact
 from .report import Outcome, RankState, Stall
 
 NO_RANK = -1
+"""The rank of a fact about the whole run."""
+
+MAX_ENTRIES = 4
+"""Desynced parameters that a line names."""
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class Opened(OwnFact):
     """The run began. Ranks whose HELLO has these values belong to it; see ``messages.Hello``."""
 
     job: str
@@ -38,6 +43,10 @@ class Opened:
     """The job that the key speaks for by which the run was begun; empty: any job."""
     awaits_command: bool = False
     """Whether it is over with its command, and not with its ranks: one that looks on sees no end before."""
+
+    def describe(self, rank: int) -> str:
+        model = f", model {self.model + 1}" if self.model else ""
+        return f"job {self.job}, restart {self.restart}{model}, {self.world_size} ranks"
 
 
 class Trained(NamedTuple):
@@ -55,6 +64,9 @@ class InTurn(Finding):
     seq: int
     kind: str
 
+    def describe(self, rank: int) -> str:
+        return f"what it said before its {'trip' if self.kind == messages.Tripped.__name__ else 'close-up'} is here"
+
 
 @dataclass(frozen=True, slots=True)
 class Left(Finding):
@@ -62,12 +74,18 @@ class Left(Finding):
 
     state: RankState
 
+    def describe(self, rank: int) -> str:
+        return f"counted as {self.state.value}"
+
 
 @dataclass(frozen=True, slots=True)
 class Died(Finding):
     """The process of this rank ended without a BYE: ``how`` says in what way, as in ``killed by SIGKILL``."""
 
     how: str
+
+    def describe(self, rank: int) -> str:
+        return self.how
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +99,12 @@ class Reached(Finding):
     moments: tuple[tuple[int, int, int, int], ...]
     reported: tuple[int, ...]
 
+    def describe(self, rank: int) -> str:
+        if rank != NO_RANK:
+            ((_, batch, evaluation, frame),) = self.moments
+            return f"answered: it was in {describe_position(Position(batch, evaluation, frame))}, frame {frame}"
+        return f"where the {len(self.ranks)} ranks were when one of them tripped"
+
 
 @dataclass(frozen=True, slots=True)
 class Miscounted(Finding):
@@ -88,10 +112,16 @@ class Miscounted(Finding):
 
     text: str
 
+    def describe(self, rank: int) -> str:
+        return self.text
+
 
 @dataclass(frozen=True, slots=True)
-class Waited:
+class Waited(OwnFact):
     """Time has passed, and the passing of time decided something."""
+
+    def describe(self, rank: int) -> str:
+        return "the decision window ended"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +130,9 @@ class Stood(Finding):
 
     stall: Stall | None
 
+    def describe(self, rank: int) -> str:
+        return "no rank is stalled any more" if self.stall is None else self.stall.text
+
 
 @dataclass(frozen=True, slots=True)
 class NoStack(Finding):
@@ -107,16 +140,22 @@ class NoStack(Finding):
 
     text: str
 
+    def describe(self, rank: int) -> str:
+        return f"gave no stack: {self.text}"
+
 
 @dataclass(frozen=True, slots=True)
-class JobInterrupted:
+class JobInterrupted(OwnFact):
     """This signal is ending the job's command: ranks that fail or are lost from now on do so because of it."""
 
     signal: str
 
+    def describe(self, rank: int) -> str:
+        return f"the command received {self.signal}"
+
 
 @dataclass(frozen=True, slots=True)
-class JobEnded:
+class JobEnded(OwnFact):
     """The command that the collector was started for has ended; exit code None: the collector is being ended.
 
     ``interrupted`` names the signal that ended the command.
@@ -124,6 +163,10 @@ class JobEnded:
 
     exit_code: int | None
     interrupted: str = ""
+
+    def describe(self, rank: int) -> str:
+        how = "exit code unknown" if self.exit_code is None else f"exit code {self.exit_code}"
+        return f"the command ended: {how}" + (f", stopped by {self.interrupted}" if self.interrupted else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +177,16 @@ class Decided(Finding):
     reason: str
     abort: bool
 
+    def describe(self, rank: int) -> str:
+        return f"decided: {self.outcome.value}{', all ranks are to stop' if self.abort else ''}: {self.reason}"
+
 
 @dataclass(frozen=True, slots=True)
 class Closed(Finding):
     """The run is over."""
+
+    def describe(self, rank: int) -> str:
+        return "the run is over"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +194,9 @@ class Diverged(Finding):
     """The verdict is the end of a divergence: the batches from which this follows are no facts of the journal."""
 
     found: Divergence
+
+    def describe(self, rank: int) -> str:
+        return f"diverged: {describe_divergence(self.found)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +208,13 @@ class Desynced(Finding):
     entries: tuple[Desync, ...]
     unkept: int
 
+    def describe(self, rank: int) -> str:
+        more = len(self.entries) - MAX_ENTRIES
+        return "; ".join(
+            f"desynced ({one.pattern.value}): {one.parameter} of {name_ranks(one.ranks)} since step {one.step}"
+            for one in self.entries[:MAX_ENTRIES]
+        ) + (f"; and {more} more parameters" if more > 0 else "")
+
 
 @dataclass(frozen=True, slots=True)
 class ReplicasCompared(Finding):
@@ -163,27 +222,11 @@ class ReplicasCompared(Finding):
 
     compared: Compared
 
+    def describe(self, rank: int) -> str:
+        return f"replicas compared: {describe_compared(self.compared, self.compared.ranks)}"
 
-OwnEvent: TypeAlias = (
-    Opened
-    | Died
-    | Left
-    | InTurn
-    | Reached
-    | Miscounted
-    | Waited
-    | Stood
-    | NoStack
-    | JobInterrupted
-    | JobEnded
-    | Diverged
-    | Desynced
-    | ReplicasCompared
-    | Decided
-    | Closed
-    | Gap
-)
-Fact: TypeAlias = messages.Message | OwnEvent | Trained
+
+Fact: TypeAlias = messages.Message | OwnFact | Trained
 
 
 class Entry(NamedTuple):

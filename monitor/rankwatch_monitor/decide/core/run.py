@@ -23,7 +23,7 @@ from ..ending.rules import Incident
 from ..ending.silence import CUT_OFF, is_cut_off
 from ..trip.verdict import logical_time_of
 from .effects import Effect, FollowProcess, Note, PointLatest, RecordTrace, Send, SendAll
-from .fact import Finding
+from .fact import Finding, OwnFact
 from .gaps import Gap
 from .journal import (
     Died,
@@ -31,7 +31,6 @@ from .journal import (
     InTurn,
     JobEnded,
     JobInterrupted,
-    Opened,
     Progress,
     Trained,
     Waited,
@@ -229,17 +228,17 @@ class Run(RunEnd):
         effects: Iterable[Effect] = ()
         if isinstance(fact, Finding):
             self.apply(entry)
-        elif isinstance(fact, messages.Hello):
-            effects = self.welcome(fact, NOBODY, now)
-        elif isinstance(fact, messages.Tune):
-            self.tune(fact.tuning, now)
         elif isinstance(fact, JobInterrupted):
             self.interrupt_job(fact, now)
         elif isinstance(fact, JobEnded):
             effects = self.end_job(fact, now)
         elif isinstance(fact, Waited):
             effects = self._conclude(now)
-        elif not isinstance(fact, (Opened, Trained)):
+        elif isinstance(fact, messages.Hello):
+            effects = self.welcome(fact, NOBODY, now)
+        elif isinstance(fact, messages.Tune):
+            self.tune(fact.tuning, now)
+        elif not isinstance(fact, (OwnFact, Trained)):  # of batches, ``resume`` is told
             effects = self.receive(number, fact, now)
         deque(effects, maxlen=0)
         self.journal.clear()

@@ -28,6 +28,7 @@ from ..trip.election import Election
 from ..trip.verdict import Verdict, doubt
 from .budget import Budget
 from .effects import Show
+from .fact import Finding
 from .gaps import CAME_LATE, SPOOL_FULL, Gap, Gaps
 from .journal import (
     NO_RANK,
@@ -43,7 +44,6 @@ from .journal import (
     Miscounted,
     NoStack,
     Opened,
-    OwnEvent,
     Reached,
     ReplicasCompared,
     Stood,
@@ -144,7 +144,7 @@ class RunState:
     def _note_down(self, now: float, fact: Fact, rank: int = NO_RANK) -> None:
         self.journal.append(Entry(now, rank, fact))
 
-    def _find(self, now: float, finding: OwnEvent, rank: int = NO_RANK) -> None:
+    def _find(self, now: float, finding: Finding, rank: int = NO_RANK) -> None:
         """Notes down what was found, and only thereby changes the run."""
         self._note_down(now, finding, rank)
         self.apply(Entry(now, rank, finding))
