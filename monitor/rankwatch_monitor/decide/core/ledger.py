@@ -190,9 +190,8 @@ class Ledger:
         """By run, the entries since the last call, to be recorded; ``Stored`` says when they are. Forgets old runs."""
         taken = []
         for name, run in self.runs.items():
-            if run.journal:
-                taken.append((name, run.journal))
-                run.journal = []
+            if entries := run.take_journal():
+                taken.append((name, entries))
         self._forget_old_runs()
         return taken
 

@@ -55,9 +55,8 @@ class Election:
         """Whether the rank, by its last report or by leaving, need not be waited for any longer."""
         return not (self.target is None or rank.number not in self._waited_for or is_waited_for(rank.witness(), self.target))
 
-    def take_answer(self, rank: Rank) -> None:
-        if self.has_answer(rank):
-            self._waited_for.discard(rank.number)
+    def take_answer(self, rank: int) -> None:
+        self._waited_for.discard(rank)
 
     def is_due(self, now: float) -> bool:
         """Whether no rank is waited for, or the window is over."""

@@ -356,8 +356,8 @@ class Peers(RuleBasedStateMachine):
         runs = self.ledger.runs
         for run in runs.values():
             assert len(run.tables) <= SMALL["tables"]
-            assert run._notices._count == len(run._notices.all()) <= SMALL["notices"]
-            assert all(run._notices._kept.values())
+            assert run.notices._count == len(run.notices.all()) <= SMALL["notices"]
+            assert all(run.notices._kept.values())
 
     @invariant()
     def a_verdict_stands(self) -> None:
