@@ -80,14 +80,14 @@ class Books:
 
     def apply(self, entry: Entry) -> None:
         """The one way in which a finding changes the run: when it is found, and when it is replayed."""
-        match entry.fact:
-            case Died(how):
-                self.ranks[entry.rank].death = how
-            case Left(state):
-                self.leave(self.ranks[entry.rank], state)
-            case _:
-                for desk in self.desks:
-                    desk.apply(entry)
+        fact = entry.fact
+        if isinstance(fact, Died):
+            self.ranks[entry.rank].death = fact.how
+        elif isinstance(fact, Left):
+            self.leave(self.ranks[entry.rank], fact.state)
+        else:
+            for desk in self.desks:
+                desk.apply(entry)
 
     def leave(self, rank: Rank, state: RankState) -> None:
         self._departures += 1

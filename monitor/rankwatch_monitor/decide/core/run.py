@@ -271,7 +271,7 @@ class Run:
         if isinstance(message, messages.Beat):
             rank.queued, rank.dropped = message.queued, message.dropped
             rank.advance(message.moment, message.phase)
-            yield from self.ending.take(rank, message, now)
+            yield from self.ending.take_beat(rank, message, now)
             if not self.trips.note_answer(rank):  # a rank that answers an election soon hears how it ends
                 yield Send(rank.peer, rank.receipt())
         elif isinstance(message, messages.Inspected):
@@ -389,7 +389,8 @@ class Run:
         if ended or self.ending.have_all_ended(now):
             self.replicas.watch.end()
             yield from self._tell_desync(now)
-        if self.ending.state.situation is Situation.ELECTION:
+        is_due = ended or self.trips.election.is_due(now)
+        if is_due and self.ending.state.situation is Situation.ELECTION:
             yield from self._carry_out(self.trips.look(now, ended=ended), Incident.ELECTED, now)
         if self.ending.is_decided and not self.ending.is_published and (ended or self._is_settled(now)):
             self.ending.is_published = True

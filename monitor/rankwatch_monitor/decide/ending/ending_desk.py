@@ -65,20 +65,23 @@ class EndingDesk(Desk):
             yield from self.look_for_holds(now)
             yield from self.holding.keep(self.books.ranks.values(), now)
 
-    def take(self, rank: Rank, message: messages.Bye | messages.Beat, now: float) -> Iterator[Effect]:
-        """What a rank says, as far as that bears on the end. A rank that says goodbye has left."""
-        if isinstance(message, messages.Beat):
-            self.holding.take(rank, holds=message.holds and rank.is_running)
-            if message.orphaned and rank.is_running:
-                text = f"the torchrun that started {rank.name} has ended, and the rank trained on"
-                yield from self.stop(Incident.ORPHANED, Stop(text), now)
-        elif message.outcome == "failed":
-            yield from self.stop(Incident.RANK_FAILED, Stop(f"{rank.name} failed: {brief(message.text)}"), now)
-        elif message.outcome == "limit":
-            self.happens(Incident.LIMIT_REACHED, message.text, now)
-        elif message.outcome not in ("finished", "ended"):
+    def take_beat(self, rank: Rank, beat: messages.Beat, now: float) -> Iterable[Effect]:
+        """It mostly has no effect, so no generator is made for it."""
+        self.holding.take(rank, holds=beat.holds and rank.is_running)
+        if not (beat.orphaned and rank.is_running):
+            return ()
+        text = f"the torchrun that started {rank.name} has ended, and the rank trained on"
+        return self.stop(Incident.ORPHANED, Stop(text), now)
+
+    def take(self, rank: Rank, bye: messages.Bye, now: float) -> Iterator[Effect]:
+        """A rank has said goodbye, and has left."""
+        if bye.outcome == "failed":
+            yield from self.stop(Incident.RANK_FAILED, Stop(f"{rank.name} failed: {brief(bye.text)}"), now)
+        elif bye.outcome == "limit":
+            self.happens(Incident.LIMIT_REACHED, bye.text, now)
+        elif bye.outcome not in ("finished", "ended"):
             yield from self.stop(Incident.RANK_STOPPED, Stop(""), now)
-        if isinstance(message, messages.Bye) and message.outcome in ("failed", "aborted"):
+        if bye.outcome in ("failed", "aborted"):
             yield from self.holding.keep([rank], now)
 
     def end_job(self, end: JobEnded, now: float) -> None:

@@ -75,9 +75,7 @@ class TripDesk(Desk):
     # --- as time passes -----------------------------------------------------------------------------------------------
 
     def look(self, now: float, *, ended: bool) -> Iterator[Effect | Stop]:
-        """While there is an election: holds it, as soon as that can be done. ``ended``: no rank can report anything any more."""
-        if not self.election.is_due(now) and not ended:
-            return
+        """Holds the election, which is due. ``ended``: no rank can report anything any more."""
         ranks = self.books.ranks
         self.books.verdict, reason = self.election.hold(ranks, now, final=ended, uneven=self.counts.uneven)
         if self.books.verdict is None:
@@ -103,8 +101,8 @@ class TripDesk(Desk):
     def apply(self, entry: Entry) -> None:
         verdict = self.books.verdict
         match entry.fact:
-            case Reached(numbers, moments, reported):
-                for number, moment, batch in zip(numbers, moments, reported, strict=True):
+            case Reached() as reached:
+                for number, moment, batch in zip(reached.ranks, reached.moments, reached.reported, strict=True):
                     rank = self.books.ranks[number]
                     if moment > rank.progress:  # in a replay: a rank's beats, which moved it, are not in the record
                         rank.advance(Moment(*moment), rank.phase)
