@@ -8,17 +8,15 @@ them the journal, from which ``replay`` makes the run again.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from rankwatch.shared.types import messages
-from rankwatch.shared.types.notice import describe_notice
-from rankwatch.shared.types.stream_limit import charge
-from rankwatch.shared.types.tuning import NO_CHANGE, Tuning
+from rankwatch.shared.types.tuning import Tuning
 
 from ..ending.ending_desk import EndingDesk
 from ..ending.rules import Incident, Situation
-from ..ending.silence import CUT_OFF, is_cut_off
+from ..ending.silence import CUT_OFF
 from ..replicas.replica_desk import ReplicaDesk
 from ..stalls.stall_desk import StallDesk
 from ..trip.trip_desk import TripDesk
@@ -26,22 +24,19 @@ from ..trip.verdict import Verdict
 from .batch_desk import BatchDesk
 from .books import Books, Stop, Worry
 from .budget import Budget
-from .effects import Alert, Effect, FollowProcess, PointLatest, Publish, Send, SendAll, Show
+from .effects import Alert, Effect, Publish, SendAll, Show
 from .fact import Finding, OwnFact
-from .gaps import Gap
-from .journal import Closed, Died, Entry, JobEnded, JobInterrupted, Opened, Progress, Trained, Waited
+from .intake import Intake
+from .journal import Closed, Entry, JobEnded, JobInterrupted, Opened, Progress, Trained, Waited
 from .notices import Notices
 from .options import Options
 from .rank import Rank
-from .report import Outcome, RankState, Report
+from .report import Outcome, Report
 from .tables import FrameTables
 from .told import report_of, show_of
 
 NOBODY = b""
 """The peer of a rank that has yet to connect to this collector."""
-
-_LEFT_BY = {"finished": RankState.FINISHED, "ended": RankState.ENDED, "failed": RankState.FAILED}
-"""What a rank is after a BYE; after any other, ABORTED."""
 
 
 @dataclass(slots=True)
@@ -59,6 +54,7 @@ class Run:
     replicas: ReplicaDesk = field(init=False)
     stalls: StallDesk = field(init=False)
     ending: EndingDesk = field(init=False)
+    intake: Intake = field(init=False, repr=False)
     notices: Notices = field(default_factory=Notices)
     world_size: int = field(init=False)
     ranks: dict[int, Rank] = field(init=False, repr=False)
@@ -92,22 +88,10 @@ class Run:
         self.stalls = StallDesk(books)
         self.ending = EndingDesk(books)
         books.desks = (self.batches, self.replicas, self.stalls, self.ending, self.trips)
+        self.intake = Intake(self)
         books.note_down(0.0, self.opened)
 
     # --- what others ask ----------------------------------------------------------------------------------------------
-
-    @property
-    def job(self) -> str:
-        return self.opened.job
-
-    @property
-    def restart(self) -> int:
-        return self.opened.restart
-
-    @property
-    def bound(self) -> str:
-        """The job that the key speaks for by which the run was begun, or ANY_JOB."""
-        return self.opened.bound
 
     @property
     def over(self) -> bool:
@@ -117,10 +101,6 @@ class Run:
     @property
     def verdict(self) -> Verdict | None:
         return self.books.verdict
-
-    @property
-    def tables(self) -> FrameTables:
-        return self.batches.tables
 
     @property
     def is_deserted(self) -> bool:
@@ -146,10 +126,6 @@ class Run:
         """Whether it was known, at this time, how the run ends."""
         return self.ending.is_decided and self.ending.state.decided_at < now
 
-    def awaits_orphans(self, now: float) -> bool:
-        """Whether ranks may live on after the command, and be stopped yet."""
-        return self.ending.awaits_orphans(now)
-
     def report(self) -> Report:
         return report_of(self)
 
@@ -158,184 +134,12 @@ class Run:
         taken, self.books.journal = self.books.journal, []
         return taken
 
-    # --- ranks come and go --------------------------------------------------------------------------------------------
-
-    def welcome(self, hello: messages.Hello, peer: bytes, now: float) -> Iterator[Effect]:
-        """A rank sent HELLO, for the first time or again after its connection broke."""
-        rank = self.ranks.get(hello.rank)
-        if rank is None:
-            self.books.note_down(now, hello, hello.rank)
-            rank = self.ranks[hello.rank] = Rank(hello, peer, now, now)
-            self.trips.note_answer(rank)  # of a later stage: it can only be waiting for the batch that tripped
-        elif rank.state is RankState.LOST:
-            self.books.note_down(now, hello, hello.rank)
-            rank.state = RankState.RUNNING
-            yield self.books.note(f"{rank.name} is back")
-            self.trips.election.expect(rank)
-            self.ending.happens(Incident.RANK_RETURNED, "", now)
-            if not self.ending.is_decided:
-                self.books.over = self.ending.is_published = False
-        rank.peer, rank.is_over_budget = peer, False
-        rank.hear(now)
-        self.born_at = min(self.born_at, now - hello.age)
-        if not self.is_own and hello.launch == self.options.launch:
-            self.is_own = True
-            yield PointLatest(self.id)
-        if rank.is_running:
-            self.books.running.add(rank.number)
-            if rank.acknowledged_at is None:
-                self.ending.abort.unacknowledged.add(rank.number)
-        if self.tuning != NO_CHANGE:
-            yield Send(peer, messages.Tune(self.id, self.tuning))  # before WELCOME: the rank's first batch obeys it
-        folder = f"{self.options.runs_dir}/{self.id}" if self.options.runs_dir else ""
-        known = self.options.heartbeat, self.options.decision_window, rank.stored
-        rank.untold = 0
-        yield Send(peer, messages.Welcome(self.id, *known, folder, self.options.host, self.options.window))
-        yield FollowProcess(self.id, rank.number, hello.host, hello.pid, hello.incarnation)
-        if self.ending.abort.message is not None:
-            yield Send(peer, self.ending.abort.message)
-        elif self.trips.election.target is not None:
-            yield Send(peer, messages.Probe(self.trips.election.target.moment))
-
-    def disconnected(self, number: int, peer: bytes, now: float) -> None:
-        """A connection of the rank has ended. The rank may have another one, or reconnect: this alone decides nothing."""
-        rank = self.ranks[number]
-        if rank.peer == peer:
-            rank.connected, rank.gone_at, rank.cut_off = False, now, is_cut_off(rank, now)
-
-    def exited(self, number: int, incarnation: str, how: str, now: float) -> None:
-        """The process of this rank has ended. Whether the rank is lost, its silence decides: this alone says why."""
-        rank = self.ranks.get(number)
-        is_it = rank is not None and rank.hello.incarnation == incarnation and not rank.death
-        if rank is not None and is_it and rank.state in (RankState.RUNNING, RankState.LOST):
-            self.books.find(now, Died(how), number)
+    # --- what happens to it -------------------------------------------------------------------------------------------
 
     def desert(self, now: float) -> Iterator[Effect]:
         """None of its ranks is waited for any more."""
         self.ending.lose_all([self.ranks[number] for number in self.books.running], now)
-        yield from self._conclude(now, ended=True)
-
-    # --- what ranks send ----------------------------------------------------------------------------------------------
-
-    def receive(self, number: int, message: messages.Message, now: float, size: int = 0) -> Iterable[Effect]:
-        """A rank sent a message of ``size`` bytes; 0: it is not counted."""
-        rank = self.ranks[number]
-        rank.hear(now)
-        self.ending.silence.heard_at = now
-        if rank.is_over_budget and isinstance(message, messages.Sequenced):
-            return ()  # an acknowledgement of this one would be one of those before
-        if isinstance(message, messages.Batch):
-            effects = self.batches.take(rank, message, now)
-            if not self.ending.state.is_open:
-                self.trips.note_answer(rank)
-                effects += self._conclude(now)
-            return self._widen(rank, size, effects)
-        if isinstance(message, messages.Fingerprinted):
-            return self._widen(rank, size, self.replicas.take(rank, message))
-        if isinstance(message, messages.Ack):
-            return self._take_ack(rank, message, now)
-        return self._take(rank, message, now, size)
-
-    def stored(self, seqs: Mapping[int, int]) -> Iterator[Effect]:
-        """The record has the messages of these ranks up to these sequence numbers."""
-        self.batches.note_gaps()
-        for number, seq in seqs.items():
-            rank = self.ranks[number]
-            # What came after the last message that is recorded needs no record.
-            rank.stored = rank.seq if seq >= rank.recorded else max(rank.stored, seq)
-            if rank.awaits_receipt and rank.stored >= rank.seq:
-                rank.awaits_receipt = False
-                yield Send(rank.peer, rank.receipt())
-
-    def miss(self, gaps: Iterable[Gap]) -> None:
-        """These batches will never be on record."""
-        self.batches.miss(gaps)
-
-    def _widen(self, rank: Rank, size: int, effects: Iterable[Effect]) -> Iterable[Effect]:
-        """Tells the rank, each time that half of its window was handled, so that it never waits for a heartbeat."""
-        rank.untold += charge(size) if size else 0
-        if 2 * rank.untold < self.options.window:
-            return effects
-        return (*effects, Send(rank.peer, rank.receipt()))
-
-    def _take_ack(self, rank: Rank, ack: messages.Ack, now: float) -> Iterable[Effect]:
-        """Only the last outstanding acknowledgement can settle the run; the others return early."""
-        unacknowledged = self.ending.abort.unacknowledged
-        if ack.abort and rank.acknowledged_at is None:
-            self.books.note_down(now, ack, rank.number)
-            rank.acknowledged_at = now
-            unacknowledged.discard(rank.number)
-        return () if unacknowledged else self._conclude(now)
-
-    def _take(self, rank: Rank, message: messages.Message, now: float, size: int) -> Iterator[Effect]:
-        if isinstance(message, messages.Beat):
-            rank.queued, rank.dropped = message.queued, message.dropped
-            rank.advance(message.moment, message.phase)
-            yield from self.ending.take_beat(rank, message, now)
-            if not self.trips.note_answer(rank):  # a rank that answers an election soon hears how it ends
-                yield Send(rank.peer, rank.receipt())
-        elif isinstance(message, messages.Inspected):
-            yield from self.stalls.take(rank, message, now)
-        elif isinstance(message, messages.Table):
-            self.tables.add(message.table, size)
-        elif isinstance(message, messages.Fingerprints):
-            if refusal := self.replicas.watch.take_table(rank.number, message.table):
-                yield Send(rank.peer, messages.Error(refusal, "none"))
-        elif isinstance(message, messages.Sequenced):
-            if size and not rank.may_say(size, self.budget.words, now):
-                rank.is_over_budget = True
-                text = "this rank, or all ranks of its key, say more than is noted down: say HELLO, and repeat it"
-                yield Send(rank.peer, messages.Error(text, "hello"))
-                return
-            yield from self._take_in_order(rank, message, now)
-        else:
-            yield Send(rank.peer, messages.Error(f"a rank does not send {type(message).__name__}", "none"))
-            return
-        self.trips.note_answer(rank)
-        yield from self.ending.look_for_holds(now)
-        yield from self._conclude(now)
-
-    def _take_in_order(self, rank: Rank, message: messages.Sequenced, now: float) -> Iterator[Effect]:
-        """A TRIP or CLOSEUP may have gone ahead of the batches before it. It then counted, and is only acknowledged here."""
-        kind = type(message)
-        if message.seq == messages.AHEAD:
-            if rank.lets_ahead(kind):
-                rank.ahead.add(kind)
-                yield from self._take_sequenced(rank, message, now)
-        elif kind in rank.ahead:
-            self.trips.take_turn(rank, message, now)
-        elif rank.is_news(message.seq, is_recorded=True):
-            yield from self._take_sequenced(rank, message, now)
-
-    def _take_sequenced(self, rank: Rank, message: messages.Sequenced, now: float) -> Iterator[Effect]:
-        is_decided = self.ending.is_decided
-        if isinstance(message, messages.Tripped):
-            self.trips.expect(rank, message.trip, now, is_decided=is_decided)
-        self.books.note_down(now, message, rank.number)
-        if isinstance(message, messages.Noticed):
-            is_new = self.notices.take(rank.number, message.notice)
-            if is_new and not self.replicas.byproducts.take(message.notice.kind, now):
-                yield self.books.note(f"{rank.name}: {describe_notice(message.notice)}")
-            return
-        rank.awaits_receipt = True
-        if isinstance(message, messages.Off):
-            if not rank.fault:
-                yield self.books.note(f"the watch of {rank.name} {message.text}; it trains on unwatched")
-            rank.fault = message.text
-            self.replicas.leave(rank)
-        elif isinstance(message, messages.Bye):
-            rank.farewell = message.text
-            rank.advance(message.moment, rank.phase)
-            self.books.leave(rank, _LEFT_BY.get(message.outcome, RankState.ABORTED))
-            yield from self.ending.take(rank, message, now)
-        elif isinstance(message, messages.LookedCloser):
-            rank.take_closeup(message.closeup)
-        elif isinstance(message, messages.Tripped) and rank.trip is None:
-            yield from self.trips.take(rank, message.trip, now, is_decided=is_decided)
-            if not is_decided:
-                self.ending.happens(Incident.TRIPPED, "", now)
-
-    # --- what happens to the job --------------------------------------------------------------------------------------
+        yield from self.conclude(now, ended=True)
 
     def tune(self, tuning: Tuning, now: float) -> SendAll:
         """Changes options of the ranks: connected ranks are sent the change now, the others when they connect."""
@@ -361,7 +165,7 @@ class Run:
         """The processes of the job have ended (exit code None: the collector is being ended)."""
         self.books.note_down(now, end)
         self.ending.end_job(end, now)
-        yield from self._conclude(now, ended=True)
+        yield from self.conclude(now, ended=True)
 
     # --- as time passes -----------------------------------------------------------------------------------------------
 
@@ -380,17 +184,16 @@ class Run:
             yield self._show(now)
         if self.ending.abort.is_due(now):
             yield self.ending.abort.send(self.ranks, now)
-        yield from self._conclude(now)
+        yield from self.conclude(now)
 
-    def _conclude(self, now: float, *, ended: bool = False) -> Iterator[Effect]:
+    def conclude(self, now: float, *, ended: bool = False) -> Iterator[Effect]:
         """Decides, publishes and closes, as soon as each can be done. ``ended``: no rank can report anything any more."""
         if self.over:
             return
         if ended or self.ending.have_all_ended(now):
             self.replicas.watch.end()
             yield from self._tell_desync(now)
-        is_due = ended or self.trips.election.is_due(now)
-        if is_due and self.ending.state.situation is Situation.ELECTION:
+        if self.ending.state.situation is Situation.ELECTION and (ended or self.trips.election.is_due(now)):
             yield from self._carry_out(self.trips.look(now, ended=ended), Incident.ELECTED, now)
         if self.ending.is_decided and not self.ending.is_published and (ended or self._is_settled(now)):
             self.ending.is_published = True
@@ -456,13 +259,13 @@ class Run:
         elif isinstance(fact, JobEnded):
             effects = self.end_job(fact, now)
         elif isinstance(fact, Waited):
-            effects = self._conclude(now)
+            effects = self.conclude(now)
         elif isinstance(fact, messages.Hello):
-            effects = self.welcome(fact, NOBODY, now)
+            effects = self.intake.welcome(fact, NOBODY, now)
         elif isinstance(fact, messages.Tune):
             self.tune(fact.tuning, now)
         elif not isinstance(fact, (OwnFact, Trained)):  # of batches, ``resume`` is told
-            effects = self.receive(number, fact, now)
+            effects = self.intake.receive(number, fact, now)
         deque(effects, maxlen=0)
         self.books.journal.clear()
 

@@ -17,8 +17,8 @@ def report_of(run: Run) -> Report:
     ending, verdict = run.ending.state, run.verdict
     return Report(
         run=run.id,
-        job=run.job,
-        restart=run.restart,
+        job=run.opened.job,
+        restart=run.opened.restart,
         world_size=run.world_size,
         model=run.opened.model,
         is_own=run.is_own,
@@ -44,8 +44,8 @@ def report_of(run: Run) -> Report:
 
 def show_of(run: Run, now: float) -> Show:
     standing = RunStanding(
-        job=run.job,
-        restart=run.restart,
+        job=run.opened.job,
+        restart=run.opened.restart,
         world_size=run.world_size,
         tripped=run.trips.trips,
         stalled=stall.count if (stall := run.stalls.watch.stall) is not None else 0,
