@@ -24,6 +24,6 @@ class OwnFact:
 
 
 class Finding(OwnFact, is_kind=False):
-    """Changes the run by ``Run.apply`` alone: when it is found, and when it is replayed."""
+    """Changes the run by ``Books.apply`` alone: when it is found, and when it is replayed."""
 
     __slots__ = ()

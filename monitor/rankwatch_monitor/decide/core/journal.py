@@ -1,8 +1,8 @@
 """The journal of a run: every fact that its decisions rest on, in the order in which the facts came.
 
 A fact is an input or a finding. Inputs come from outside: messages of ranks, changes of options, the end of the job, the
-passing of time. Findings are what the run made of them. They change the run by ``Run.apply`` alone, when they are found and
-when they are replayed.
+passing of time. They take the same way live and in a replay. Findings are what the run made of them. They change the run by
+``Books.apply`` alone, when they are found and when they are replayed.
 
 Each batch is recorded once. Beats are not recorded: where an election rests on them, ``Reached`` is. ``Run.replay`` makes a
 run from its entries.
