@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from rankwatch.shared.types import messages
@@ -53,10 +52,6 @@ class BatchDesk(Desk):
                 text = f"batch {summary.batch} does not fit its frame table"
                 effects.append(Send(rank.peer, messages.Error(text, "none")))
         return effects
-
-    def miss(self, gaps: Iterable[Gap]) -> None:
-        """These batches will never be on record."""
-        self.gaps.take(gaps)
 
     def note_gaps(self) -> None:
         """Not while the disk takes nothing: a gap that grows would be noted again and again."""

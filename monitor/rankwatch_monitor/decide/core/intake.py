@@ -13,7 +13,6 @@ from rankwatch.shared.types.tuning import NO_CHANGE
 from ..ending.rules import Incident
 from ..ending.silence import is_cut_off
 from .effects import Effect, FollowProcess, PointLatest, Send
-from .gaps import Gap
 from .journal import Died
 from .rank import Rank
 from .report import RankState
@@ -117,10 +116,6 @@ class Intake:
             if rank.awaits_receipt and rank.stored >= rank.seq:
                 rank.awaits_receipt = False
                 yield Send(rank.peer, rank.receipt())
-
-    def miss(self, gaps: Iterable[Gap]) -> None:
-        """These batches will never be on record."""
-        self.batches.miss(gaps)
 
     def _widen(self, rank: Rank, size: int, effects: Iterable[Effect]) -> Iterable[Effect]:
         """Tells the rank, each time that half of its window was handled, so that it never waits for a heartbeat."""

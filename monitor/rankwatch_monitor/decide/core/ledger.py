@@ -141,7 +141,7 @@ class Ledger:
             return list(self.runs[event.run].intake.stored(event.seqs)) if event.run in self.runs else []
         if isinstance(event, Unrecorded):
             if event.run in self.runs:
-                self.runs[event.run].intake.miss(event.gaps)
+                self.runs[event.run].batches.gaps.take(event.gaps)
             return []
         if isinstance(event, Malformed):
             self.refused += 1
