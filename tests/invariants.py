@@ -14,7 +14,7 @@ from rankwatch_monitor.decide.trip.verdict import Certainty, has_answered, is_wa
 
 def _waited_for(run: Run) -> set[int]:
     """The ranks that an election must wait for, computed rank by rank."""
-    election = run._election
+    election = run.trips.election
     assert election.target is not None
     return {
         number
@@ -37,36 +37,48 @@ INVARIANTS: dict[str, Callable[[Run], bool]] = {
         all(rank.number == number for number, rank in run.ranks.items()) and run.ranks.keys() <= set(range(run.world_size))
     ),
     "the running ranks are those in that state": lambda run: (
-        run._running == {number for number, rank in run.ranks.items() if rank.state is RankState.RUNNING}
+        run.books.running == {number for number, rank in run.ranks.items() if rank.state is RankState.RUNNING}
     ),
     "an abort is unacknowledged by the running ranks that have not acknowledged it": lambda run: (
-        run._abort.unacknowledged == {number for number in run._running if run.ranks[number].acknowledged_at is None}
+        run.ending.abort.unacknowledged
+        == {number for number in run.books.running if run.ranks[number].acknowledged_at is None}
     ),
-    "a run that is over has an outcome": lambda run: not run.over or run._ending.outcome is not None,
-    "a report is published of a run that has an outcome": lambda run: not run._published or run._ending.outcome is not None,
-    "ranks are sent an abort when one was decided": lambda run: (run._abort.message is not None) == run._ending.aborts,
-    "an abort that was decided leaves an outcome": lambda run: not run._ending.aborts or run._ending.outcome is not None,
+    "a run that is over has an outcome": lambda run: not run.over or run.ending.state.outcome is not None,
+    "a report is published of a run that has an outcome": lambda run: (
+        not run.ending.is_published or run.ending.state.outcome is not None
+    ),
+    "ranks are sent an abort when one was decided": lambda run: (
+        (run.ending.abort.message is not None) == run.ending.state.aborts
+    ),
+    "an abort that was decided leaves an outcome": lambda run: (
+        not run.ending.state.aborts or run.ending.state.outcome is not None
+    ),
     "an election is held when a rank has tripped": lambda run: (
-        (run._election.target is not None) == run._ending.is_tripped and (not run._ending.is_tripped or run._trips > 0)
+        (run.trips.election.target is not None) == run.ending.state.is_tripped
+        and (not run.ending.state.is_tripped or run.trips.trips > 0)
     ),
     "a verdict names a rank that tripped, and aborts": lambda run: (
         run.verdict is None
-        or (run.ranks[run.verdict.tripped].trip is not None and run._abort.message is not None and run._ending.is_tripped)
+        or (
+            run.ranks[run.verdict.tripped].trip is not None
+            and run.ending.abort.message is not None
+            and run.ending.state.is_tripped
+        )
     ),
     "a complete verdict rests on an answer of every rank": _rests_on_all,
-    "the ranks that tripped are counted": lambda run: run._trips == sum(r.trip is not None for r in run.ranks.values()),
+    "the ranks that tripped are counted": lambda run: run.trips.trips == sum(r.trip is not None for r in run.ranks.values()),
     "a close-up is of a rank that tripped": lambda run: all(
         rank.trip is not None or (rank.closeup is None and rank.closeup_due < 0) for rank in run.ranks.values()
     ),
     "an election waits for the ranks that may still trip earlier": lambda run: (
-        run._ending.situation is not Situation.ELECTION or run._election._waited_for == _waited_for(run)
+        run.ending.state.situation is not Situation.ELECTION or run.trips.election._waited_for == _waited_for(run)
     ),
     "no failure is waived where the others are stopped": lambda run: (
-        run._ending.waived is None or not run.options.abort_on_lost
+        run.ending.state.waived is None or not run.options.abort_on_lost
     ),
     "no message is in the record before it was taken": lambda run: all(r.stored <= r.seq for r in run.ranks.values()),
     "a stall is of ranks that connected": lambda run: (
-        run._stalls.stall is None or set(run._stalls.stall.ranks) <= run.ranks.keys()
+        run.stalls.watch.stall is None or set(run.stalls.watch.stall.ranks) <= run.ranks.keys()
     ),
 }
 

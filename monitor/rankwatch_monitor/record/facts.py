@@ -12,22 +12,13 @@ from rankwatch.shared.types import messages
 from rankwatch.shared.types.fields import MAX_RANKS
 
 from ..decide.core import journal
+from ..decide.core.fact import OWN_FACTS, OwnFact
 from ..decide.core.gaps import Gap, describe_gap
 from ..decide.core.journal import Fact
 from .checked import Unsound, reader_of
 from .runs import RunRow
 
 AND_MORE = ", and more: see its report"
-
-_OWN: dict[str, type[journal.OwnEvent]] = {
-    cls.__name__.lower(): cls
-    for cls in (
-        journal.Opened, journal.Died, journal.Left, journal.InTurn, journal.Reached, journal.Miscounted, journal.Waited,
-        journal.JobInterrupted, journal.JobEnded, journal.Diverged, journal.Desynced, journal.ReplicasCompared, journal.Decided,
-        journal.Closed, journal.Stood, journal.NoStack, Gap,
-    )
-}  # fmt: skip
-"""The facts that come from the collector itself, by kind. They are stored as JSON, messages as the wire's bytes."""
 
 _LINES = frozenset({"reason", "text"})
 """Fields that may have many lines."""
@@ -38,10 +29,10 @@ def kind_of(fact: Fact) -> str:
 
 
 def encode(fact: Fact) -> tuple[str, str | bytes]:
-    """The kind of a fact, and its body."""
+    """The kind of a fact, and its body: JSON for what comes from the collector itself, the wire's bytes for messages."""
     kind = kind_of(fact)
-    if kind in _OWN:
-        return kind, json.dumps(dataclasses.asdict(cast(journal.OwnEvent, fact)))
+    if isinstance(fact, OwnFact):
+        return kind, json.dumps(dataclasses.asdict(cast(Any, fact)))
     return kind, wire.encode(cast(messages.Message, fact))
 
 
@@ -49,7 +40,7 @@ def decode(kind: str, body: str | bytes) -> Fact:
     """Raises ValueError, LookupError, TypeError, AttributeError or ProtocolError when the body is no fact of this kind."""
     if isinstance(body, bytes):
         return wire.decode(body)
-    read = reader_of(cast(Any, _OWN[kind]))
+    read = reader_of(cast(Any, OWN_FACTS[kind]))
     fields: dict[str, Any] = {
         name: paragraph(of) if name in _LINES else cleaned(of) for name, of in json.loads(body).items()
     }

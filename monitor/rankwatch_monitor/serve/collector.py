@@ -193,7 +193,7 @@ class Collector:
                     entries, progress = record.entries(), record.progress()
                 lag = now - entries[-1].now  # the clock may have begun anew meanwhile
                 resumed = self.ledger.restore(run, [entry._replace(now=entry.now + lag) for entry in entries], progress, now)
-                self._writer.adopt(run, resumed.bound)
+                self._writer.adopt(run, resumed.opened.bound)
                 log.info("run %s: resumed from its record", run)
             except (StoreError, ValueError, LookupError) as error:
                 log.error("cannot go on with run %s, its ranks make a new one: %s", run, error)

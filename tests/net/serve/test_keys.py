@@ -77,7 +77,7 @@ def test_the_key_of_an_invited_job_is_valid_for_that_job_alone(collector: Runnin
         assert refused.remedy == "stop"
         assert "speaks for job mine alone" in refused.text
     runs = collector.collector.ledger.runs
-    found = {name: (run.job, run.opened.model) for name, run in runs.items()}
+    found = {name: (run.opened.job, run.opened.model) for name, run in runs.items()}
     assert found == {"theirs-0": ("theirs", 0), "mine-0": ("mine", 0), "mine.2-0": ("mine", 1)}
 
 

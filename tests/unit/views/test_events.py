@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import typing
-
 import pytest
 
 import makers
@@ -12,6 +10,7 @@ from rankwatch.shared.types.frame import Moment
 from rankwatch.shared.types.tuning import Tuning
 from rankwatch.shared.words.divergence import Divergence
 from rankwatch_monitor.decide.core import journal
+from rankwatch_monitor.decide.core.fact import OWN_FACTS, OwnFact
 from rankwatch_monitor.decide.core.gaps import Gap
 from rankwatch_monitor.decide.core.journal import NO_RANK, Entry, Fact
 from rankwatch_monitor.decide.core.report import Outcome, RankState, Stall
@@ -76,7 +75,7 @@ def test_a_fact_in_words(fact: Fact, text: str) -> None:
 
 
 def test_each_of_the_collectors_own_events_has_words() -> None:
-    assert set(typing.get_args(journal.OwnEvent)) <= {type(fact) for fact, _ in TOLD}
+    assert set(OWN_FACTS.values()) == {type(fact) for fact, _ in TOLD if isinstance(fact, OwnFact)}
 
 
 def test_an_event_of_the_whole_run_has_no_rank() -> None:

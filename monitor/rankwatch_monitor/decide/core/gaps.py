@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 from rankwatch.shared.words.text import name_spans
 
+from .fact import Finding
+
 SPOOL_FULL = "the spool of the rank was full"
 CAME_LATE = "the rank trained before it came to this collector"
 
@@ -18,7 +20,7 @@ END = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
+class Gap(Finding):
     """The batches from ``first`` to ``last`` of these ranks are not on record, all or in part, because ``why``.
 
     ``first`` is END where the last facts of the run are not.
@@ -28,6 +30,9 @@ class Gap:
     first: int
     last: int
     why: str
+
+    def describe(self, rank: int) -> str:
+        return describe_gap(self, len(self.ranks))
 
 
 @dataclass(slots=True)
@@ -42,8 +47,11 @@ class Gaps:
 
     def add(self, rank: int, first: int, last: int, why: str) -> None:
         ranges = self._ranges.setdefault((rank, why), [])
-        if ranges and (ranges[-1][0] <= first <= ranges[-1][1] + 1 or self._count >= MAX_RANGES):
-            ranges[-1] = min(first, ranges[-1][0]), max(last, ranges[-1][1])  # by far the most frequent
+        follows = bool(ranges) and ranges[-1][0] <= first <= ranges[-1][1] + 1  # by far the most frequent
+        if not follows and any(begin <= first and last <= end for begin, end in ranges):
+            return
+        if follows or (ranges and self._count >= MAX_RANGES):
+            ranges[-1] = min(first, ranges[-1][0]), max(last, ranges[-1][1])
             return
         merged = _merged([*ranges, (first, last)])
         self._count += len(merged) - len(ranges)

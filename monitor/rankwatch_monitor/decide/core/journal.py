@@ -1,5 +1,9 @@
 """The journal of a run: every fact that its decisions rest on, in the order in which the facts came.
 
+A fact is an input or a finding. Inputs come from outside: messages of ranks, changes of options, the end of the job, the
+passing of time. They take the same way live and in a replay. Findings are what the run made of them. They change the run by
+``Books.apply`` alone, when they are found and when they are replayed.
+
 Each batch is recorded once. Beats are not recorded: where an election rests on them, ``Reached`` is. ``Run.replay`` makes a
 run from its entries.
 """
@@ -10,18 +14,24 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from rankwatch.shared.types import messages
-from rankwatch.shared.types.frame import BatchSummary, FrameTable
-from rankwatch.shared.words.divergence import Divergence
+from rankwatch.shared.types.frame import BatchSummary, FrameTable, Position
+from rankwatch.shared.words.divergence import Divergence, describe_divergence
+from rankwatch.shared.words.text import describe_position, name_ranks
 
 from ..replicas.desync import Compared, Desync
-from .gaps import Gap
+from ..replicas.desync_text import describe_compared
+from .fact import Finding, OwnFact
 from .report import Outcome, RankState, Stall
 
 NO_RANK = -1
+"""The rank of a fact about the whole run."""
+
+MAX_ENTRIES = 4
+"""Desynced parameters that a line names."""
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class Opened(OwnFact):
     """The run began. Ranks whose HELLO has these values belong to it; see ``messages.Hello``."""
 
     job: str
@@ -34,6 +44,10 @@ class Opened:
     awaits_command: bool = False
     """Whether it is over with its command, and not with its ranks: one that looks on sees no end before."""
 
+    def describe(self, rank: int) -> str:
+        model = f", model {self.model + 1}" if self.model else ""
+        return f"job {self.job}, restart {self.restart}{model}, {self.world_size} ranks"
+
 
 class Trained(NamedTuple):
     """A part of a batch with its frame table; ``seq`` is the sequence number of the message."""
@@ -44,29 +58,38 @@ class Trained(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class InTurn:
+class InTurn(Finding):
     """A message of this kind, which went ahead and has its own entry, has come in its turn."""
 
     seq: int
     kind: str
 
+    def describe(self, rank: int) -> str:
+        return f"what it said before its {'trip' if self.kind == messages.Tripped.__name__ else 'close-up'} is here"
+
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class Left(Finding):
     """The collector counts this rank out: it ended without a BYE."""
 
     state: RankState
 
+    def describe(self, rank: int) -> str:
+        return f"counted as {self.state.value}"
+
 
 @dataclass(frozen=True, slots=True)
-class Died:
+class Died(Finding):
     """The process of this rank ended without a BYE: ``how`` says in what way, as in ``killed by SIGKILL``."""
 
     how: str
 
+    def describe(self, rank: int) -> str:
+        return self.how
+
 
 @dataclass(frozen=True, slots=True)
-class Reached:
+class Reached(Finding):
     """The moments of the ranks when one of them tripped, or of one rank when it answered the election.
 
     ``reported`` is each rank's last batch whose whole forward it had reported.
@@ -76,42 +99,63 @@ class Reached:
     moments: tuple[tuple[int, int, int, int], ...]
     reported: tuple[int, ...]
 
+    def describe(self, rank: int) -> str:
+        if rank != NO_RANK:
+            ((_, batch, evaluation, frame),) = self.moments
+            return f"answered: it was in {describe_position(Position(batch, evaluation, frame))}, frame {frame}"
+        return f"where the {len(self.ranks)} ranks were when one of them tripped"
+
 
 @dataclass(frozen=True, slots=True)
-class Miscounted:
+class Miscounted(Finding):
     """Ranks count batches and optimizer steps differently: ``text`` says which."""
 
     text: str
 
+    def describe(self, rank: int) -> str:
+        return self.text
+
 
 @dataclass(frozen=True, slots=True)
-class Waited:
+class Waited(OwnFact):
     """Time has passed, and the passing of time decided something."""
 
+    def describe(self, rank: int) -> str:
+        return "the decision window ended"
+
 
 @dataclass(frozen=True, slots=True)
-class Stood:
+class Stood(Finding):
     """The stall there is from now on; None: the ranks went on. Its stacks are the messages ``Inspected``."""
 
     stall: Stall | None
 
+    def describe(self, rank: int) -> str:
+        return "no rank is stalled any more" if self.stall is None else self.stall.text
+
 
 @dataclass(frozen=True, slots=True)
-class NoStack:
+class NoStack(Finding):
     """A rank of a stall was asked where it is, and did not say."""
 
     text: str
 
+    def describe(self, rank: int) -> str:
+        return f"gave no stack: {self.text}"
+
 
 @dataclass(frozen=True, slots=True)
-class JobInterrupted:
+class JobInterrupted(OwnFact):
     """This signal is ending the job's command: ranks that fail or are lost from now on do so because of it."""
 
     signal: str
 
+    def describe(self, rank: int) -> str:
+        return f"the command received {self.signal}"
+
 
 @dataclass(frozen=True, slots=True)
-class JobEnded:
+class JobEnded(OwnFact):
     """The command that the collector was started for has ended; exit code None: the collector is being ended.
 
     ``interrupted`` names the signal that ended the command.
@@ -120,30 +164,43 @@ class JobEnded:
     exit_code: int | None
     interrupted: str = ""
 
+    def describe(self, rank: int) -> str:
+        how = "exit code unknown" if self.exit_code is None else f"exit code {self.exit_code}"
+        return f"the command ended: {how}" + (f", stopped by {self.interrupted}" if self.interrupted else "")
+
 
 @dataclass(frozen=True, slots=True)
-class Decided:
+class Decided(Finding):
     """How the run ends, and whether its ranks are sent an abort. A later decision replaces an earlier one."""
 
     outcome: Outcome
     reason: str
     abort: bool
 
+    def describe(self, rank: int) -> str:
+        return f"decided: {self.outcome.value}{', all ranks are to stop' if self.abort else ''}: {self.reason}"
+
 
 @dataclass(frozen=True, slots=True)
-class Closed:
+class Closed(Finding):
     """The run is over."""
 
+    def describe(self, rank: int) -> str:
+        return "the run is over"
+
 
 @dataclass(frozen=True, slots=True)
-class Diverged:
+class Diverged(Finding):
     """The verdict is the end of a divergence: the batches from which this follows are no facts of the journal."""
 
     found: Divergence
 
+    def describe(self, rank: int) -> str:
+        return f"diverged: {describe_divergence(self.found)}"
+
 
 @dataclass(frozen=True, slots=True)
-class Desynced:
+class Desynced(Finding):
     """Parameters that are not what they must be: fingerprints are no facts of the journal. A later entry of the same origin
     and parameter replaces an earlier one; ``unkept`` more found no room.
     """
@@ -151,34 +208,25 @@ class Desynced:
     entries: tuple[Desync, ...]
     unkept: int
 
+    def describe(self, rank: int) -> str:
+        more = len(self.entries) - MAX_ENTRIES
+        return "; ".join(
+            f"desynced ({one.pattern.value}): {one.parameter} of {name_ranks(one.ranks)} since step {one.step}"
+            for one in self.entries[:MAX_ENTRIES]
+        ) + (f"; and {more} more parameters" if more > 0 else "")
+
 
 @dataclass(frozen=True, slots=True)
-class ReplicasCompared:
+class ReplicasCompared(Finding):
     """What was compared so far."""
 
     compared: Compared
 
+    def describe(self, rank: int) -> str:
+        return f"replicas compared: {describe_compared(self.compared, self.compared.ranks)}"
 
-OwnEvent: TypeAlias = (
-    Opened
-    | Died
-    | Left
-    | InTurn
-    | Reached
-    | Miscounted
-    | Waited
-    | Stood
-    | NoStack
-    | JobInterrupted
-    | JobEnded
-    | Diverged
-    | Desynced
-    | ReplicasCompared
-    | Decided
-    | Closed
-    | Gap
-)
-Fact: TypeAlias = messages.Message | OwnEvent | Trained
+
+Fact: TypeAlias = messages.Message | OwnFact | Trained
 
 
 class Entry(NamedTuple):

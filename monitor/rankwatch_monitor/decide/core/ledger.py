@@ -138,10 +138,10 @@ class Ledger:
                 self._tell_siblings(self._peers[event.peer][0], now)
             return effects
         if isinstance(event, Stored):
-            return list(self.runs[event.run].stored(event.seqs)) if event.run in self.runs else []
+            return list(self.runs[event.run].intake.stored(event.seqs)) if event.run in self.runs else []
         if isinstance(event, Unrecorded):
             if event.run in self.runs:
-                self.runs[event.run].miss(event.gaps)
+                self.runs[event.run].batches.gaps.take(event.gaps)
             return []
         if isinstance(event, Malformed):
             self.refused += 1
@@ -152,11 +152,11 @@ class Ledger:
         if isinstance(event, Disconnected):
             if event.peer in self._peers:
                 run, rank = self._peers[event.peer]
-                run.disconnected(rank, event.peer, now)
+                run.intake.disconnected(rank, event.peer, now)
             return []
         if isinstance(event, RankExited):
             if event.run in self.runs:
-                self.runs[event.run].exited(event.rank, event.incarnation, event.how, now)
+                self.runs[event.run].intake.exited(event.rank, event.incarnation, event.how, now)
             return []
         effects = []
         if isinstance(event, Tick):
@@ -190,9 +190,8 @@ class Ledger:
         """By run, the entries since the last call, to be recorded; ``Stored`` says when they are. Forgets old runs."""
         taken = []
         for name, run in self.runs.items():
-            if run.journal:
-                taken.append((name, run.journal))
-                run.journal = []
+            if entries := run.take_journal():
+                taken.append((name, entries))
         self._forget_old_runs()
         return taken
 
@@ -220,7 +219,7 @@ class Ledger:
         over = defaultdict[str, list[str]](list)
         for name, run in self.runs.items():
             if run.over:
-                over[run.bound].append(name)
+                over[run.opened.bound].append(name)
         for name in [name for names in over.values() for name in names[:-KEPT_RUNS]]:
             run = self.runs.pop(name)
             kind = _kind_of(run.opened)
@@ -238,7 +237,7 @@ class Ledger:
 
     def awaits_orphans(self, now: float) -> bool:
         """Whether ranks may live on after the command, and be stopped yet."""
-        return any(run.awaits_orphans(now) for run in self.runs.values())
+        return any(run.ending.awaits_orphans(now) for run in self.runs.values())
 
     def _receive(self, received: Received, now: float) -> Iterable[Effect]:
         peer, message, bound, size = received
@@ -248,7 +247,7 @@ class Ledger:
             return self._hello(peer, message, bound, now, size)
         if peer in self._peers:
             run, rank = self._peers[peer]
-            return run.receive(rank, message, now, size)
+            return run.intake.receive(rank, message, now, size)
         if isinstance(message, messages.Tune):
             return self._tune(peer, message, bound, now)
         if isinstance(message, messages.Invite):
@@ -276,7 +275,7 @@ class Ledger:
 
     def _tune(self, peer: bytes, tune: messages.Tune, bound: str, now: float) -> Iterator[Effect]:
         """A control client, not a rank, changes options of the ranks."""
-        live = {name: run for name, run in self.runs.items() if not run.over and bound in (ANY_JOB, run.job)}
+        live = {name: run for name, run in self.runs.items() if not run.over and bound in (ANY_JOB, run.opened.job)}
         chosen = [run for name, run in live.items() if tune.run in ("", name)]
         if not chosen:
             under_way = f"under way here: {', '.join(live)}" if live else "no run is under way here"
@@ -293,7 +292,7 @@ class Ledger:
             ranks += len(send.peers)
             yield send
             yield Note(f"run {run.id}: options changed: {tune.tuning.describe()}")
-        lines = tuple(_mistyped(tune.tuning, (table for run in chosen for table in run.tables)))
+        lines = tuple(_mistyped(tune.tuning, (table for run in chosen for table in run.batches.tables)))
         yield Send(peer, messages.Tuned(tuple(run.id for run in chosen), ranks, lines))
 
     def _hello(self, peer: bytes, hello: messages.Hello, bound: str, now: float, size: int) -> Iterator[Effect]:
@@ -334,7 +333,7 @@ class Ledger:
             yield Send(peer, messages.Error(text, "none"))
             return
         self._assign(peer, run, hello.rank, now)
-        yield from run.welcome(hello, peer, now)
+        yield from run.intake.welcome(hello, peer, now)
         if is_new:
             self._note_successors(run)
 
@@ -342,7 +341,7 @@ class Ledger:
         """From now on this peer alone speaks for this rank, and for no other rank."""
         before = self._peers.pop(peer, None)
         if before is not None and (before[0] is not run or before[1] != rank):
-            before[0].disconnected(before[1], peer, now)  # no other event would ever say so
+            before[0].intake.disconnected(before[1], peer, now)  # no other event would ever say so
         held = run.ranks.get(rank)
         if held is not None and held.peer in self._peers:
             its_run, its_rank = self._peers[held.peer]
@@ -367,7 +366,7 @@ class Ledger:
 
     def _under_way(self, bound: str) -> list[Run]:
         """The runs that one key began."""
-        return [run for run in self.runs.values() if not run.over and run.bound == bound]
+        return [run for run in self.runs.values() if not run.over and run.opened.bound == bound]
 
     def _make_room(self, bound: str, now: float) -> Iterator[Effect]:
         """Of too many runs of one key, one without a connected rank counts as lost: the oldest, or one that never trained."""

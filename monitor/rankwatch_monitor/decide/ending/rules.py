@@ -2,7 +2,7 @@
 
 What is decided first is the outcome, except: after a trip the election alone decides; a rank that died explains why another
 one failed; a signal that ends the whole job explains why ranks failed or were lost just before. Ranks that were absent are
-added to the reason of a failure. ``run.py`` reports the incidents and carries out the decisions.
+added to the reason of a failure. ``ending_desk.py`` carries out the decisions.
 """
 
 from __future__ import annotations

@@ -203,7 +203,11 @@ class ReplicaWatch:
         self.findings.unkept = unkept
 
     def restore_compared(self, compared: Compared) -> None:
-        self.compared = self._before = compared
+        self.compared = compared
+
+    def resume(self) -> None:
+        """What was compared so far, an earlier collector compared."""
+        self._before = self.compared
 
     def note_compared(self, now: float, *, at_once: bool) -> Compared | None:
         """What was compared, if the journal is to have it now."""

@@ -25,12 +25,13 @@ NAMED = 64
 class StallNews(NamedTuple):
     """``began``: the stall in a sentence, if it is a new one. ``notes``: what is worth a line in the log.
 
-    ``is_other``: whether there is another stall than before, or none any more.
+    ``is_other``: whether there is another stall than before, which is ``stall``, or none any more.
     """
 
     began: str = ""
     notes: tuple[str, ...] = ()
     is_other: bool = False
+    stall: Stall | None = None
 
 
 @dataclass(slots=True)
@@ -43,6 +44,8 @@ class StallWatch:
     """All of the stalled ranks."""
     _reached: Reached | None = None
     """Where they are; None: only the record knows."""
+    _found: Stall | None = None
+    """The last one that was found here, and not only in the record."""
     _resumed_at: float = float("-inf")
     """When ranks that had stalled went on. Those that had waited for them may be heard of a heartbeat later."""
 
@@ -63,14 +66,13 @@ class StallWatch:
         found = find_stall([rank for rank in live if not rank.fault], now, self.after, still_since)
         if found is None:
             return self._end(is_known=self._reached is not None and (not has_left or self._went_on(ranks)))
-        before, self.stall = self.stall, found.stall
         is_same, self._ranks, self._reached = self._ranks == found.ranks, found.ranks, found.reached
+        self._found = found.stall
         if not is_same:
-            return StallNews(found.stall.text, (found.stall.text,), is_other=True)
-        if before is not None and set(before.waiting) >= set(found.stall.waiting):
-            self.stall = before
+            return StallNews(found.stall.text, (found.stall.text,), is_other=True, stall=found.stall)
+        if self.stall is not None and set(self.stall.waiting) >= set(found.stall.waiting):
             return StallNews()
-        return StallNews(is_other=True)
+        return StallNews(is_other=True, stall=found.stall)
 
     def _went_on(self, ranks: Mapping[int, Rank]) -> bool:
         stalled = [ranks[number] for number in self._ranks if number in ranks]
@@ -82,13 +84,13 @@ class StallWatch:
         """``is_known``: whether it is known that its ranks went on."""
         if self.stall is None:
             return StallNews()
-        notes = (f"{name_spans(self._ranks)} went on",) if is_known else ()
-        self.stall, self._ranks = None, frozenset()
-        return StallNews(notes=notes, is_other=True)
+        return StallNews(notes=(f"{name_spans(self._ranks)} went on",) if is_known else (), is_other=True)
 
-    def restore(self, stall: Stall | None) -> None:
-        """From the record. Where the ranks are now is not known yet: the next looks begin anew."""
-        self.stall, self._ranks, self._reached = stall, frozenset(stall.ranks if stall is not None else ()), None
+    def apply(self, stall: Stall | None) -> None:
+        """From now on there is this stall. Where the ranks are of one from the record is not known: the next looks begin anew."""
+        self.stall = stall
+        if stall is None or stall is not self._found:
+            self._ranks, self._reached = frozenset(stall.ranks if stall is not None else ()), None
 
 
 class FoundStall(NamedTuple):

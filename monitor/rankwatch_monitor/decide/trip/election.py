@@ -51,12 +51,12 @@ class Election:
         if self.target is not None and rank.number in self._unsure and is_waited_for(rank.witness(), self.target):
             self._waited_for.add(rank.number)
 
-    def takes_answer(self, rank: Rank) -> bool:
-        """Whether the rank, by its last report or by leaving, stops being waited for."""
-        if self.target is None or rank.number not in self._waited_for or is_waited_for(rank.witness(), self.target):
-            return False
-        self._waited_for.discard(rank.number)
-        return True
+    def has_answer(self, rank: Rank) -> bool:
+        """Whether the rank, by its last report or by leaving, need not be waited for any longer."""
+        return not (self.target is None or rank.number not in self._waited_for or is_waited_for(rank.witness(), self.target))
+
+    def take_answer(self, rank: int) -> None:
+        self._waited_for.discard(rank)
 
     def is_due(self, now: float) -> bool:
         """Whether no rank is waited for, or the window is over."""

@@ -231,7 +231,7 @@ def test_a_run_that_is_taken_over_counts_for_the_key_that_began_it(few: Desk) ->
     begin(few, 0), begin(few, 1)
     later = ledger.Ledger(few.options)
     for name in ("greedy-0", "greedy-0.2"):
-        assert later.restore(name, few.records[name], [], 0.0).bound == GREEDY
+        assert later.restore(name, few.records[name], [], 0.0).opened.bound == GREEDY
     hello = makers.hello(job=GREEDY, incarnation="greedy2", start="greedy2")
     for number in range(2):  # a rank of each connects again: neither makes room
         again = replace(hello, incarnation=f"greedy{number}", start=f"greedy{number}")

@@ -221,7 +221,7 @@ def state_of(run: Run) -> tuple[str, object]:
 
 
 def tables_of(run: Run) -> OrderedDict[str, FrameTable]:
-    return run.tables._tables
+    return run.batches.tables._tables
 
 
 @contextmanager
@@ -283,7 +283,11 @@ class Peers(RuleBasedStateMachine):
     @rule(peer=st.sampled_from(PEERS), hello=hellos)
     def say_hello(self, peer: bytes, hello: messages.Hello) -> None:
         changed, effects = self.changed_by(Received(peer, hello))
-        named = {name for name, run in self.ledger.runs.items() if (run.job, run.restart) == (hello.job, hello.restart)}
+        named = {
+            name
+            for name, run in self.ledger.runs.items()
+            if (run.opened.job, run.opened.restart) == (hello.job, hello.restart)
+        }
         left = {self.places[peer][0]} if peer in self.places else set()
         assert changed <= named | left
         welcomes = [
@@ -355,9 +359,9 @@ class Peers(RuleBasedStateMachine):
     def what_is_kept_is_bounded(self) -> None:
         runs = self.ledger.runs
         for run in runs.values():
-            assert len(run.tables) <= SMALL["tables"]
-            assert run._notices._count == len(run._notices.all()) <= SMALL["notices"]
-            assert all(run._notices._kept.values())
+            assert len(run.batches.tables) <= SMALL["tables"]
+            assert run.notices._count == len(run.notices.all()) <= SMALL["notices"]
+            assert all(run.notices._kept.values())
 
     @invariant()
     def a_verdict_stands(self) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 import makers
 from desk import connected
 from rankwatch.shared.types import messages
-from rankwatch_monitor.decide.core.gaps import END, Gap, Gaps, describe_gap, joined
+from rankwatch_monitor.decide.core.gaps import END, MAX_RANGES, Gap, Gaps, describe_gap, joined
 from rankwatch_monitor.decide.core.journal import NO_RANK, Entry
 from rankwatch_monitor.decide.core.ledger import Stored, Unrecorded
 from rankwatch_monitor.views import as_json, text
@@ -27,6 +27,16 @@ def test_ranges_are_those_of_the_batches_that_were_added() -> None:
         assert {batch for gap in found for batch in range(gap.first, gap.last + 1)} == set(batches)
         assert all(one.last + 1 < two.first for one, two in itertools.pairwise(found))
         assert joined(found, found) == found
+
+
+def test_a_range_that_is_added_again_changes_nothing_even_where_there_is_no_room() -> None:
+    gaps = Gaps()
+    for batch in range(0, 2 * MAX_RANGES, 2):
+        gaps.add(0, batch, batch, FULL)
+    found = gaps.all()
+    assert len(found) == MAX_RANGES
+    gaps.take(found)
+    assert gaps.all() == found
 
 
 def test_ranks_that_miss_the_same_batches_are_named_together() -> None:

@@ -28,17 +28,17 @@ def a_run() -> Run:
     return ledger.runs["train-0"]
 
 
-def become(run: Run, **changes: object) -> None:
+def become(part: object, **changes: object) -> None:
     for name, value in changes.items():
-        setattr(run, name, value)
+        setattr(part, name, value)
 
 
 def end(run: Run, **changes: object) -> None:
-    run._ending = replace(run._ending, **changes)  # type: ignore[arg-type]
+    run.ending.state = replace(run.ending.state, **changes)  # type: ignore[arg-type]
 
 
 def verdict_of(run: Run) -> Verdict:
-    found, _ = run._election.hold(run.ranks, 99.0, final=True)
+    found, _ = run.trips.election.hold(run.ranks, 99.0, final=True)
     assert found is not None
     return found
 
@@ -51,45 +51,45 @@ SPOILED: dict[str, list[Callable[[Run], object]]] = {
         lambda run: become(run, world_size=2),
     ],
     "the running ranks are those in that state": [
-        lambda run: run._running.discard(1),
-        lambda run: run._running.add(3),
+        lambda run: run.books.running.discard(1),
+        lambda run: run.books.running.add(3),
         lambda run: setattr(run.ranks[1], "state", RankState.LOST),
     ],
     "an abort is unacknowledged by the running ranks that have not acknowledged it": [
-        lambda run: run._abort.unacknowledged.discard(1),
+        lambda run: run.ending.abort.unacknowledged.discard(1),
         lambda run: setattr(run.ranks[1], "acknowledged_at", 1.0),
     ],
-    "a run that is over has an outcome": [lambda run: become(run, over=True)],
-    "a report is published of a run that has an outcome": [lambda run: become(run, _published=True)],
+    "a run that is over has an outcome": [lambda run: become(run.books, over=True)],
+    "a report is published of a run that has an outcome": [lambda run: become(run.ending, is_published=True)],
     "ranks are sent an abort when one was decided": [
         lambda run: end(run, aborts=True),
-        lambda run: run._abort.begin(messages.Abort("because", 0, 0.0, 1.0), 0.0),
+        lambda run: run.ending.abort.begin(messages.Abort("because", 0, 0.0, 1.0), 0.0),
     ],
     "an abort that was decided leaves an outcome": [lambda run: end(run, aborts=True)],
     "an election is held when a rank has tripped": [
         lambda run: end(run, is_tripped=False),
-        lambda run: setattr(run._election, "target", None),
-        lambda run: become(run, _trips=0),
+        lambda run: setattr(run.trips.election, "target", None),
+        lambda run: become(run.trips, trips=0),
     ],
-    "a verdict names a rank that tripped, and aborts": [lambda run: become(run, verdict=verdict_of(run))],
+    "a verdict names a rank that tripped, and aborts": [lambda run: become(run.books, verdict=verdict_of(run))],
     "a complete verdict rests on an answer of every rank": [
-        lambda run: become(run, verdict=replace(verdict_of(run), certainty=Certainty.COMPLETE)),
-        lambda run: become(run, verdict=replace(verdict_of(run), certainty=Certainty.COMPLETE, missing=())),
+        lambda run: become(run.books, verdict=replace(verdict_of(run), certainty=Certainty.COMPLETE)),
+        lambda run: become(run.books, verdict=replace(verdict_of(run), certainty=Certainty.COMPLETE, missing=())),
     ],
-    "the ranks that tripped are counted": [lambda run: become(run, _trips=2)],
+    "the ranks that tripped are counted": [lambda run: become(run.trips, trips=2)],
     "a close-up is of a rank that tripped": [
         lambda run: setattr(run.ranks[1], "closeup", makers.closeup()),
         lambda run: setattr(run.ranks[1], "closeup_due", 9.0),
     ],
     "an election waits for the ranks that may still trip earlier": [
-        lambda run: run._election._waited_for.discard(3),
-        lambda run: run._election._waited_for.add(0),
+        lambda run: run.trips.election._waited_for.discard(3),
+        lambda run: run.trips.election._waited_for.add(0),
         lambda run: run.ranks[1].take(3, 3, 0, 9),
     ],
     "no failure is waived where the others are stopped": [lambda run: end(run, waived=LOST)],
     "no message is in the record before it was taken": [lambda run: setattr(run.ranks[1], "stored", 5)],
     "a stall is of ranks that connected": [
-        lambda run: setattr(run._stalls, "stall", Stall((3,), (), "rank 3 stalled", 1, 0))
+        lambda run: setattr(run.stalls.watch, "stall", Stall((3,), (), "rank 3 stalled", 1, 0))
     ],
 }
 
@@ -98,7 +98,7 @@ def test_all_hold_of_a_run_and_of_one_that_is_decided() -> None:
     run = a_run()
     check_invariants(run)
     end(run, decided=LOST)
-    run.over = True
+    run.books.over = True
     check_invariants(run)
 
 

@@ -215,4 +215,4 @@ def test_what_is_known_of_the_counts_is_known_to_the_next_collector() -> None:
     desk.check_records()
     records = desk.records["train-0"]
     again = desk.ledger.restore("train-0", records, [], desk.now)
-    assert again._counts.uneven == desk.run._counts.uneven != ""
+    assert again.trips.counts.uneven == desk.run.trips.counts.uneven != ""

@@ -165,7 +165,7 @@ def test_a_further_model_is_a_field_and_no_suffix_of_the_name() -> None:
     for number in (0, 1):
         hello = makers.hello(0, 1, job="llama-3", model=number, incarnation=str(number))
         desk.handle(Received(b"%d" % number, hello, "llama-3"))
-    runs = [(run.id, run.job, run.opened.model) for run in desk.ledger.runs.values()]
+    runs = [(run.id, run.opened.job, run.opened.model) for run in desk.ledger.runs.values()]
     assert runs == [("llama-3-0", "llama-3", 0), ("llama-3.2-0", "llama-3", 1)]
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 import makers
-from desk import connected
+from desk import Desk, connected
 from rankwatch.shared.types import messages
 from rankwatch_monitor.decide.core.effects import EndProcess, Note, Publish, Send
 from rankwatch_monitor.decide.core.ledger import Received
@@ -158,6 +158,20 @@ def test_a_rank_that_connects_anew_while_another_one_saves_is_told_again() -> No
     desk.handle(Received(b"anew", makers.hello(0, 2)))
     desk.wait(0.25)
     assert [type(e.message) for e in desk.asked(Send) if e.peer == b"anew"][-1] is messages.Stay
+
+
+def test_a_collector_that_was_restarted_waits_for_a_hold_too() -> None:
+    """Also if time alone has decided, and no message of a rank."""
+    first = connected(3, hold_limit=300)
+    first.disconnect(2)
+    first.keep_hearing((0, 1), makers.beat(0, 0, 1), times=4, every=1.0)
+    assert first.run.report().outcome is Outcome.LOST
+    desk = Desk(first.options, now=first.now, records=dict(first.records))
+    desk.ledger.restore("train-0", first.records["train-0"], [], desk.now)
+    desk.connect(3, (0, 1))
+    desk.receive(1, replace(makers.beat(0, 0, 1), holds=True))
+    desk.wait(0.5)
+    assert 290 < desk.sent(0, messages.Stay)[0].seconds < 300
 
 
 def test_a_hold_is_waited_for_up_to_the_limit_and_is_no_loss() -> None:

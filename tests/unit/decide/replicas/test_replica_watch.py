@@ -417,6 +417,7 @@ def test_a_restarted_collector_goes_on_where_the_journal_ends() -> None:
     again = Watched(3, before.of)
     again.watch.restore(entries, 0)
     again.watch.restore_compared(compared)
+    again.watch.resume()
     again.train(3, range(20, 30), flipped)
     assert again.watch.take_news() == ((), [])
     again.train(3, range(30, 40), lambda r, row, at: flipped(r, row, at) + (r == 0 and row == 1))
@@ -437,5 +438,6 @@ def test_a_restarted_collector_learns_anew() -> None:
     compared = before.watch.note_compared(0.0, at_once=True)
     assert compared is not None
     again.watch.restore_compared(compared)
+    again.watch.resume()
     again.train(2, range(20, 150), value)
     assert not again.found()

@@ -65,5 +65,7 @@ def test_a_rank_of_an_earlier_stage_is_asked_until_it_has_reported_the_batch() -
     found, reason = election.hold({0: tripped, 1: further}, 0.0, final=False)
     assert (found, reason) == (None, "waiting for rank 1 to pass frame 5 of batch 3 of stage 1")
     further.reported_batch = 3
-    assert election.takes_answer(further)
+    assert election.has_answer(further)
+    election.take_answer(1)
+    assert not election.has_answer(further)
     assert election.hold({0: tripped, 1: further}, 0.0, final=False)[0] is not None

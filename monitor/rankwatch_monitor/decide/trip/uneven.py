@@ -21,17 +21,16 @@ class StepCounts:
     _steps: BoundedDict[tuple[int, int], list[int]] = field(default_factory=lambda: BoundedDict(MAX_BATCHES))
     """By stage and batch: the step, the rank that reported it first, and how many ranks reported the same."""
 
-    def take(self, rank: int, stage: int, batch: int, step: int) -> bool:
-        """Whether this rank is the first one that disagrees with another."""
+    def take(self, rank: int, stage: int, batch: int, step: int) -> str:
+        """What there is to say if this rank is the first one that disagrees with another; else empty."""
         known = self._steps.get((stage, batch))
         if known is None:
             self._steps[stage, batch] = [step, rank, 1]
         elif known[0] == step:
             known[2] += 1
         elif not self.uneven:
-            self.uneven = _describe(rank, batch, step, *known)
-            return True
-        return False
+            return _describe(rank, batch, step, *known)
+        return ""
 
 
 def _describe(rank: int, batch: int, step: int, known: int, other: int, others: int) -> str:

@@ -1,0 +1,58 @@
+"""What a run tells others: its report, and where it stands for live views."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..trip.divergence import origin_of
+from .effects import Show
+from .rank import count_frames
+from .report import Outcome, RankRows, Report, RunStanding
+
+if TYPE_CHECKING:
+    from .run import Run
+
+
+def report_of(run: Run) -> Report:
+    ending, verdict = run.ending.state, run.verdict
+    return Report(
+        run=run.id,
+        job=run.opened.job,
+        restart=run.opened.restart,
+        world_size=run.world_size,
+        model=run.opened.model,
+        is_own=run.is_own,
+        outcome=ending.outcome or Outcome.FINISHED,
+        reason=ending.reason,
+        verdict=verdict,
+        closeup=None if verdict is None else run.ranks[verdict.tripped].closeup,
+        frames_in_batch=count_frames(verdict, run.ranks),
+        acknowledged_in=run.ending.abort.answered_in(run.ranks),
+        ranks=RankRows({number: rank.row() for number, rank in run.ranks.items()}, run.world_size),
+        notices=run.notices.all(),
+        notices_unkept=run.notices.unkept,
+        stall=run.stalls.watch.stall,
+        stacks=run.stalls.stacks.all(),
+        origin=origin_of(verdict),
+        desync=run.replicas.all(),
+        desync_unkept=run.replicas.watch.findings.unkept,
+        compared=run.replicas.watch.compared,
+        gaps=run.batches.gaps.all(),
+        stops_ranks=ending.outcome is Outcome.ABORTED and ending.aborts,
+    )
+
+
+def show_of(run: Run, now: float) -> Show:
+    standing = RunStanding(
+        job=run.opened.job,
+        restart=run.opened.restart,
+        world_size=run.world_size,
+        tripped=run.trips.trips,
+        stalled=stall.count if (stall := run.stalls.watch.stall) is not None else 0,
+        outcome=run.ending.state.outcome,
+        over=run.over,
+        heartbeat=run.options.heartbeat,
+        waiting=run.waiting,
+        desynced=len(run.replicas.all()) + run.replicas.watch.findings.unkept,
+    )
+    return Show(run.id, tuple([run.ranks[number].standing(now) for number in sorted(run.ranks)]), standing)

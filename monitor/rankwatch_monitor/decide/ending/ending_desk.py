@@ -1,0 +1,207 @@
+"""The end of a run: ranks that are lost, save, or outlive their command, how the run ends, and the abort."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from rankwatch.shared.types import messages
+from rankwatch.shared.words.brief import brief
+
+from ..core.books import Books, Desk, Stop
+from ..core.effects import Effect, Note
+from ..core.journal import Closed, Decided, Entry, JobEnded, Left
+from ..core.rank import Rank, describe_first_lost, first_to_die
+from ..core.report import Outcome, RankRows, RankState
+from .abort import AbortDelivery
+from .absent import absent_for, describe_absent, first_failed
+from .orphans import Orphans
+from .rules import Ending, Incident, decide
+from .saves import Holding
+from .silence import Silence, describe_lost
+
+
+@dataclass(slots=True)
+class EndingDesk(Desk):
+    """``is_published``: whether a report was printed."""
+
+    books: Books = field(repr=False)
+    state: Ending = field(default_factory=Ending)
+    abort: AbortDelivery = field(init=False)
+    holding: Holding = field(init=False)
+    silence: Silence = field(init=False)
+    orphans: Orphans = field(init=False)
+    is_published: bool = False
+    _all_ended_at: float | None = None
+
+    def __post_init__(self) -> None:
+        options = self.books.options
+        self.abort = AbortDelivery(options.abort_repeat, options.acknowledge_window)
+        self.holding = Holding(options.hold_limit)
+        self.silence = Silence(options.lost_after, options.cut_off_after, options.return_window)
+        self.orphans = Orphans(options.lost_after, options.abort_grace)
+
+    @property
+    def is_decided(self) -> bool:
+        return self.state.decided is not None
+
+    # --- what happens -------------------------------------------------------------------------------------------------
+
+    def happens(self, incident: Incident, text: str, now: float) -> bool:
+        """Whether this incident decides how the run ends."""
+        before = self.state.decided
+        self.state = decide(self.state, incident, text, now, abort_on_lost=self.books.options.abort_on_lost)
+        decided = self.state.decided
+        if decided is None or decided is before:
+            return False
+        self.books.find(now, decided)
+        return True
+
+    def stop(self, incident: Incident, stop: Stop, now: float) -> Iterator[Effect]:
+        """If this decides how the run ends: the ranks that still run must not wait in a collective for one that does not."""
+        if self.happens(incident, stop.reason, now):
+            self.abort.message = self._make_abort(stop)  # the fact does not say whom it is about
+            yield self.abort.send(self.books.ranks, now)
+            yield from self.look_for_holds(now)
+            yield from self.holding.keep(self.books.ranks.values(), now)
+
+    def take_beat(self, rank: Rank, beat: messages.Beat, now: float) -> Iterable[Effect]:
+        """It mostly has no effect, so no generator is made for it."""
+        self.holding.take(rank, holds=beat.holds and rank.is_running)
+        if not (beat.orphaned and rank.is_running):
+            return ()
+        text = f"the torchrun that started {rank.name} has ended, and the rank trained on"
+        return self.stop(Incident.ORPHANED, Stop(text), now)
+
+    def take(self, rank: Rank, bye: messages.Bye, now: float) -> Iterator[Effect]:
+        """A rank has said goodbye, and has left."""
+        if bye.outcome == "failed":
+            yield from self.stop(Incident.RANK_FAILED, Stop(f"{rank.name} failed: {brief(bye.text)}"), now)
+        elif bye.outcome == "limit":
+            self.happens(Incident.LIMIT_REACHED, bye.text, now)
+        elif bye.outcome not in ("finished", "ended"):
+            yield from self.stop(Incident.RANK_STOPPED, Stop(""), now)
+        if bye.outcome in ("failed", "aborted"):
+            yield from self.holding.keep([rank], now)
+
+    def end_job(self, end: JobEnded, now: float) -> None:
+        running = [self.books.ranks[number] for number in self.books.running]
+        if end.interrupted and self.happens(Incident.JOB_STOPPED, end.interrupted, now):
+            for rank in running:
+                self.books.leave(rank, RankState.ABORTED)
+            running = []
+        if end.exit_code is None:
+            if running:
+                self.happens(Incident.COLLECTOR_ENDED, "", now)
+            return
+        # The first to die took the others along.
+        self.lose_all(sorted(running, key=first_to_die), now)
+        if end.exit_code and not running and any(rank.state is RankState.ENDED for rank in self.books.ranks.values()):
+            self.happens(Incident.JOB_FAILED, str(end.exit_code), now)
+
+    def lose_all(self, ranks: Iterable[Rank], now: float) -> None:
+        for rank in ranks:
+            state = RankState.LOST if rank.acknowledged_at is None else RankState.ABORTED
+            self.books.find(now, Left(state), rank.number)
+            if state is RankState.LOST:
+                how = f": {rank.death}" if rank.death else ""
+                self.happens(Incident.RANK_DIED, f"{rank.name} was lost{how}; {rank.last_seen}", now)
+
+    def leave(self, rank: Rank) -> None:
+        self.abort.unacknowledged.discard(rank.number)
+        self.holding.take(rank, holds=False)
+
+    # --- as time passes -----------------------------------------------------------------------------------------------
+
+    def look(self, now: float, successor: str) -> Iterator[Effect]:
+        """``successor``: a run of the same job that began later; empty: none is known."""
+        yield from self._look_for_lost(now, successor)
+        yield from self._look_who_lives_on(now)
+        yield from self.look_for_holds(now)
+        yield from self.holding.keep(self.books.ranks.values(), now)
+        yield from self._named(self.abort.end_deaf(self.books.ranks, self.holding, now))
+
+    def look_for_holds(self, now: float) -> Iterator[Effect]:
+        yield from self._named(self.holding.look(self.books.ranks, now))
+
+    def awaits_orphans(self, now: float) -> bool:
+        """Whether ranks may live on after the command, and be stopped yet."""
+        running = (self.books.ranks[number] for number in self.books.running)
+        aborted_at = None if self.abort.message is None else self.state.decided_at
+        return not self.books.over and self.orphans.are_awaited(running, aborted_at, self.holding, now)
+
+    def have_all_ended(self, now: float) -> bool:
+        options = self.books.options
+        if self.books.running or options.expects_job_end:
+            self._all_ended_at = None
+            return False
+        if self._all_ended_at is None:
+            self._all_ended_at = now
+        # Ranks that have never connected may still be starting.
+        return len(self.books.ranks) == self.books.world_size or now - self._all_ended_at > options.lost_after
+
+    def look_for_absent(self, now: float) -> None:
+        """Once, before the report: the ranks that the first one to fail had waited for may be heard of after its failure."""
+        if self.state.outcome is Outcome.FAILED:
+            ranks = RankRows({number: rank.row() for number, rank in self.books.ranks.items()}, self.books.world_size)
+            first = first_failed(ranks)
+            if first is not None and (text := describe_absent(absent_for(first, ranks))):
+                self.happens(Incident.RANKS_ABSENT, text, now)
+
+    def close(self, now: float) -> None:
+        """All ranks have ended: how the run has, if that is not decided yet."""
+        self.happens(Incident.ALL_ENDED, describe_first_lost(self.books.ranks.values()), now)
+        if not self.is_published:
+            self.look_for_absent(now)
+
+    # --- findings -----------------------------------------------------------------------------------------------------
+
+    def apply(self, entry: Entry) -> None:
+        match entry.fact:
+            case Decided() as decided:
+                self.state = self.state.decide_as(decided, entry.now)
+                if decided.abort and (self.abort.message is None or self.abort.message.reason != decided.reason):
+                    self.abort.begin(self._make_abort(Stop(decided.reason)), entry.now)
+                    self.holding.begin(entry.now)
+            case Closed():
+                self.books.over = self.is_published = True
+
+    def _look_for_lost(self, now: float, successor: str) -> Iterator[Effect]:
+        books = self.books
+        found = self.silence.look([books.ranks[number] for number in books.running], now)
+        yield from map(books.note, found.notes)
+        self.lose_all(found.dead, now)
+        if successor and found.cut_off and len(found.cut_off) == len(books.running):
+            self._give_up(found.cut_off, now, successor)
+        lost = [rank for rank in found.dead if rank.state is RankState.LOST]
+        if lost:
+            text = describe_lost(lost, books.options.lost_after)
+            yield books.note(text)
+            yield from self.stop(Incident.RANKS_LOST, Stop(text), now)
+
+    def _look_who_lives_on(self, now: float) -> Iterator[Effect]:
+        books = self.books
+        if books.running:
+            yield from self.stop(Incident.OUTLIVED, Stop(""), now)
+        if self.abort.message is None and (text := self.orphans.look(books.ranks[number] for number in books.running)):
+            yield books.note(text)
+            yield from self.stop(Incident.ORPHANED, Stop(text), now)
+
+    def _give_up(self, ranks: Sequence[Rank], now: float, successor: str) -> None:
+        """The job was started anew: nobody waits for these ranks."""
+        text = describe_lost(ranks, self.books.options.lost_after)
+        self.happens(Incident.RELAUNCHED, f"{text}; then run {successor} of the same job began", now)
+        self.lose_all(ranks, now)
+
+    def _make_abort(self, stop: Stop) -> messages.Abort:
+        options, verdict = self.books.options, self.books.verdict
+        abort = messages.Abort(stop.reason, stop.culprit, stop.tripped_at, options.abort_grace, options.hold_limit)
+        if verdict is None:
+            return abort
+        module, batch = verdict.trip.frame.spec.module, verdict.trip.position.batch
+        return replace(abort, batch=batch, module=module, cause=verdict.cause.value)
+
+    def _named(self, effects: Iterator[Effect]) -> Iterator[Effect]:
+        """With the run's id in front of each note."""
+        for effect in effects:
+            yield self.books.note(effect.text) if isinstance(effect, Note) else effect

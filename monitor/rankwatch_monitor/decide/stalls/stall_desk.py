@@ -1,0 +1,60 @@
+"""The stalls of a run: which ranks make no progress, and where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from rankwatch.shared.types.messages import Inspected
+from rankwatch.shared.words.text import name_spans
+
+from ..core.books import Books, Desk, Stop, Worry
+from ..core.effects import Effect, Note, Trouble
+from ..core.journal import Entry, NoStack, Stood
+from ..core.rank import Rank
+from .stacks import Stacks, Unanswered
+from .stall import StallNews, StallWatch
+
+
+@dataclass(slots=True)
+class StallDesk(Desk):
+    books: Books = field(repr=False)
+    watch: StallWatch = field(init=False)
+    stacks: Stacks = field(default_factory=Stacks)
+
+    def __post_init__(self) -> None:
+        self.watch = StallWatch(self.books.options.stall_after)
+
+    def take(self, rank: Rank, answer: Inspected, now: float) -> Iterator[Note]:
+        """A rank says where it is."""
+        if self.stacks.expects(rank.number, answer):
+            self.books.note_down(now, answer, rank.number)
+            self.stacks.take(rank.number, answer)
+            yield self.books.note("\n    ".join([f"{rank.name} is in {answer.waits or 'its threads'}", *answer.lines]))
+
+    def look(self, now: float, *, is_open: bool, ended: bool = False) -> Iterator[Effect | Stop | Worry]:
+        """``is_open``: stalls are looked for; ``ended``: no rank can say any more where it is."""
+        books = self.books
+        news = self.watch.look(books.ranks, books.running, now) if is_open else StallNews()
+        yield from map(books.note, news.notes)
+        if news.is_other:
+            books.find(now, Stood(news.stall))
+        silent: dict[str, list[int]] = {}
+        for effect in self.stacks.look(books.ranks, now, ended=ended):
+            if isinstance(effect, Unanswered):
+                books.find(now, NoStack(effect.why), effect.rank)
+                silent.setdefault(effect.why, []).append(effect.rank)
+            else:
+                yield effect
+        for why, ranks in silent.items():
+            yield books.note(f"{name_spans(ranks)} gave no stack: {why}")
+        if news.began:
+            yield Stop(news.began) if books.options.abort_on_stall else Worry(Trouble.STALL, news.began)
+
+    def apply(self, entry: Entry) -> None:
+        match entry.fact:
+            case Stood(stall):
+                self.watch.apply(stall)
+                self.stacks.begin(stall, entry.now)
+            case NoStack(text):
+                self.stacks.give_up(entry.rank, text)

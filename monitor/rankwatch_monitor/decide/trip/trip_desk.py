@@ -1,0 +1,145 @@
+"""The trips of a run: the election, its verdict, and what bears on it: how ranks count batches, and their losses."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+
+from rankwatch.shared.types import messages
+from rankwatch.shared.types.frame import Moment
+from rankwatch.shared.types.trip import Trip
+from rankwatch.shared.words.text import describe_culprit
+
+from ..core.books import Books, Desk, Stop
+from ..core.effects import Effect, SendAll
+from ..core.journal import NO_RANK, Closed, Diverged, Entry, InTurn, Miscounted, Reached, Waited
+from ..core.rank import Rank
+from .divergence import LossHistories, blame_all
+from .election import Election
+from .uneven import StepCounts
+from .verdict import doubt, logical_time_of
+
+_AHEAD: dict[str, type[messages.Sequenced]] = {kind.__name__: kind for kind in (messages.Tripped, messages.LookedCloser)}
+
+
+@dataclass(slots=True)
+class TripDesk(Desk):
+    books: Books = field(repr=False)
+    election: Election = field(init=False)
+    losses: LossHistories = field(default_factory=LossHistories)
+    counts: StepCounts = field(default_factory=StepCounts)
+    trips: int = 0
+    _is_closed: bool = False
+
+    def __post_init__(self) -> None:
+        self.election = Election(self.books.world_size, self.books.options.decision_window)
+
+    # --- what ranks send ----------------------------------------------------------------------------------------------
+
+    def expect(self, rank: Rank, trip: Trip, now: float, *, is_decided: bool) -> None:
+        """Before a trip is noted down: what it is judged by. ``is_decided``: whether it is known how the run ends."""
+        if trip.position.batch >= 0 and not trip.position.eval:
+            self.count(rank, trip.position.batch, trip.optimizer_step, now)
+        if self._is_earliest(rank, trip, is_decided=is_decided):
+            self.books.find(now, moments_of(self.books.ranks.values()))
+
+    def take(self, rank: Rank, trip: Trip, now: float, *, is_decided: bool) -> Iterator[Effect]:
+        rank.take_trip(trip, now)
+        self.trips += 1
+        yield self.books.note(describe_culprit(rank.name, trip))
+        if self._is_earliest(rank, trip, is_decided=is_decided):
+            at = logical_time_of(trip, rank.hello.stage)
+            asked = self.election.aim(at, self.books.ranks, now)
+            yield SendAll([other.peer for other in asked], messages.Probe(at.moment))
+
+    def take_turn(self, rank: Rank, message: messages.Sequenced, now: float) -> None:
+        """A message that went ahead comes in its turn."""
+        if message.seq > rank.seq:
+            self.books.find(now, InTurn(message.seq, type(message).__name__), rank.number)
+            self._look_for_divergence(now)
+
+    def note_answer(self, rank: Rank) -> bool:
+        """Whether the election stops waiting for this rank now."""
+        is_answer = self.election.has_answer(rank)
+        if is_answer:
+            self.books.find(rank.heard_at, moments_of([rank]), rank.number)
+        return is_answer
+
+    def count(self, rank: Rank, batch: int, step: int, now: float) -> None:
+        if uneven := self.counts.take(rank.number, rank.hello.stage, batch, step):
+            self.books.find(now, Miscounted(uneven))
+
+    def leave(self, rank: Rank) -> None:
+        self.note_answer(rank)
+
+    # --- as time passes -----------------------------------------------------------------------------------------------
+
+    def look(self, now: float, *, ended: bool) -> Iterator[Effect | Stop]:
+        """Holds the election, which is due. ``ended``: no rank can report anything any more."""
+        ranks = self.books.ranks
+        self.books.verdict, reason = self.election.hold(ranks, now, final=ended, uneven=self.counts.uneven)
+        if self.books.verdict is None:
+            return
+        if not ended:
+            self.books.note_down(now, Waited())
+        self._look_for_divergence(now)
+        verdict, trip = self.books.verdict, self.books.verdict.trip
+        who = verdict.who(ranks[verdict.tripped].name)
+        text = f"{describe_culprit(who, trip)} ({verdict.cause.value}: {verdict.evidence})"
+        yield self.books.note(f"first {trip.culprit.state.name.lower()}: {text}; {reason}")
+        yield Stop(text, NO_RANK if verdict.rank is None else verdict.rank, trip.time)
+
+    def is_heard(self, now: float) -> bool:
+        """Whether the verdict's rank has told all, or is late."""
+        if self.books.verdict is None:
+            return True
+        culprit = self.books.ranks[self.books.verdict.tripped]
+        return not (culprit.owes_closeup(now) or culprit.owes_turn(now))
+
+    # --- findings -----------------------------------------------------------------------------------------------------
+
+    def apply(self, entry: Entry) -> None:
+        verdict = self.books.verdict
+        match entry.fact:
+            case Reached() as reached:
+                for number, moment, batch in zip(reached.ranks, reached.moments, reached.reported, strict=True):
+                    rank = self.books.ranks[number]
+                    if moment > rank.progress:  # in a replay: a rank's beats, which moved it, are not in the record
+                        rank.advance(Moment(*moment), rank.phase)
+                    rank.reported_batch = max(rank.reported_batch, batch)
+                if entry.rank != NO_RANK:
+                    self.election.take_answer(entry.rank)
+            case InTurn(seq, kind):
+                rank = self.books.ranks[entry.rank]
+                if kind in _AHEAD and rank.is_news(seq, is_recorded=True):
+                    rank.take_turn(_AHEAD[kind])
+            case Miscounted(text):
+                # A trip may go ahead of batches, and its verdict come before those that tell how its ranks count.
+                self.counts.uneven = text
+                if verdict is not None and not self._is_closed:
+                    self.books.verdict = doubt(verdict, text)
+            case Diverged(found):
+                if verdict is not None and verdict.divergence is None:
+                    self.books.verdict = blame_all(verdict, found)
+            case Closed():
+                self._is_closed = True
+
+    def _is_earliest(self, rank: Rank, trip: Trip, *, is_decided: bool) -> bool:
+        return not is_decided and self.election.is_lowered_by(logical_time_of(trip, rank.hello.stage))
+
+    def _look_for_divergence(self, now: float) -> None:
+        """Trips that went ahead of their ranks' batches are looked at when these are here, and with them all losses."""
+        verdict, ranks = self.books.verdict, self.books.ranks
+        if self._is_closed or verdict is None:
+            return
+        if any(
+            messages.Tripped in rank.ahead and (rank.is_running or rank.number == verdict.tripped) for rank in ranks.values()
+        ):
+            return
+        if verdict.divergence is None and (divergence := self.losses.find(verdict, ranks)):
+            self.books.find(now, Diverged(divergence))
+
+
+def moments_of(ranks: Collection[Rank]) -> Reached:
+    numbers = tuple([rank.number for rank in ranks])
+    return Reached(numbers, tuple([rank.progress for rank in ranks]), tuple([rank.reported_batch for rank in ranks]))
