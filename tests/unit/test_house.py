@@ -183,7 +183,7 @@ def test_only_the_doctor_and_the_agreement_meet_at_a_store() -> None:
             "record.layout record.digest record.headroom record.store record.reader record.jumps record.origin"
             " record.course record.recent"
             " decide.replicas.table_layout decide.replicas.votes decide.replicas.replicated_rows decide.replicas.inferred"
-            " decide.replicas.replica_group decide.replicas.gathers decide.replicas.comparison decide.replicas.patterns"
+            " decide.replicas.replica_group decide.replicas.gathers decide.replicas.extent"
             " views.ui.grids views.ui.bins views.ui.curves views.ui.by_rank views.ui.sources"
             " views.export.rows views.export.parquet views.export.events views.export.written views.fleet.row",
         ),

@@ -44,9 +44,6 @@ from .report import Outcome, RankRows, RankState, Report, RunStanding
 from .tables import FrameTables
 from .uneven import StepCounts
 
-NOBODY = b""
-"""The peer of a rank that has yet to connect to this collector."""
-
 
 @dataclass(slots=True)
 class RunState:

@@ -76,14 +76,13 @@ class Lockstep(Generic[R]):
     Args:
         gone: the ranks of the run that have left, kept by the caller.
         make: makes an empty round.
-        judge: takes a round when it is complete; of several, the earliest first.
     """
 
-    def __init__(
-        self, ranks: tuple[int, ...], gone: set[int], memory: Memory, make: Callable[[], R], judge: Callable[[At, R], None]
-    ) -> None:
+    def __init__(self, ranks: tuple[int, ...], gone: set[int], memory: Memory, make: Callable[[], R]) -> None:
         self.ranks = ranks
-        self._judge = judge
+        self.times = 0
+        """Rounds that were compared."""
+        self.last_step = -1
         self._gone = gone
         self._memory = memory
         self._make = make
@@ -92,6 +91,15 @@ class Lockstep(Generic[R]):
         self._reached: dict[int, At] = {}
         self._waiting: dict[At, _Waiting[R]] = {}
         self._done = At(-1, -1)
+
+    def judge(self, at: At, round_: R) -> None:
+        """Takes a round that is complete; of several, the earliest first."""
+        raise NotImplementedError
+
+    def count(self, step: int) -> None:
+        """A round was compared."""
+        self.times += 1
+        self.last_step = max(self.last_step, step)
 
     def enter(self, rank: int, at: At) -> R | None:
         """The round to which this rank's report belongs. None: it is complete or too far from the others, or memory is full.
@@ -167,5 +175,5 @@ class Lockstep(Generic[R]):
         for at in sorted(at for at in self._waiting if at <= last):
             round_ = self._waiting.pop(at).round
             self._memory.add(-round_.held)
-            self._judge(at, round_)
+            self.judge(at, round_)
         self._done = max(self._done, last)
