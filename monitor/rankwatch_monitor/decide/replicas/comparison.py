@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from rankwatch.shared.types.fingerprint import Fingerprint, FingerprintTable
+from rankwatch.shared.types.fingerprint import LANE_BYTES, Fingerprint, FingerprintTable
 from rankwatch.shared.types.frame import NO_STAGE
 
 from .desync import Compared, Desync
@@ -127,31 +127,21 @@ class ReplicaWatch:
                 return ""  # the table was refused
             seat = self._seats[rank, fingerprint.table_id] = self._seat(rank, stage, layout)
         slot = seat.layout.of(fingerprint.slot)
-        lanes, gathers = fingerprint.lanes, fingerprint.gathers
-        if len(lanes) != slot.size or len(gathers) not in (0, slot.gathers_size) or len(fingerprint.inputs) not in (0, 16):
+        sizes = len(fingerprint.lanes), len(fingerprint.gathers), len(fingerprint.inputs)
+        if sizes[0] != slot.size or sizes[1] not in (0, slot.gathers_size) or sizes[2] not in (0, LANE_BYTES):
             return f"the fingerprint of step {fingerprint.step} does not fit its table"
         self._gone.discard(rank)
         at = At(fingerprint.era, fingerprint.ordinal)
         for section in slot.sections:
             group = seat.replicas.get(section.mesh)
-            round_ = None if group is None else group.enter(rank, at)
-            if round_ is None:
-                continue
-            mesh = seat.layout.meshes[section.mesh].mesh
-            own = lanes if len(slot.sections) == 1 else lanes[section.start : section.end]
-            self._memory.add(round_.add(section, mesh.source, mesh.is_declared, own, rank))
-            round_.take_flags(fingerprint, seat.layout)
-        for section in slot.gathers if gathers else ():
+            if group is not None and (checksums := group.enter(rank, at)) is not None:
+                checksums.add(rank, fingerprint, section, seat.layout)
+        for section in slot.gathers if fingerprint.gathers else ():
             gather = seat.gathers.get(section.mesh)
-            sums = None if gather is None else gather.enter(rank, at)
-            if sums is not None:
-                sums.step = max(sums.step, fingerprint.step)
-                self._memory.add(sums.add(section, gathers[section.start : section.end], rank))
-        if seat.inputs is not None and fingerprint.inputs:
-            inputs = seat.inputs.enter(rank, at)
-            if inputs is not None:
-                inputs.step = max(inputs.step, fingerprint.step)
-                self._memory.add(inputs.add(fingerprint.inputs, rank))
+            if gather is not None and (sums := gather.enter(rank, at)) is not None:
+                sums.add(rank, fingerprint, section)
+        if seat.inputs is not None and fingerprint.inputs and (inputs := seat.inputs.enter(rank, at)) is not None:
+            inputs.add(rank, fingerprint)
         for joined in self._groups_of.get(rank, ()):
             joined.arrive(rank, at)
         return ""

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from rankwatch.shared.types.fingerprint import UNKNOWN, RankMesh
+from rankwatch.shared.types.fingerprint import UNKNOWN, Fingerprint, RankMesh
 
 from .findings import DesyncFindings
 from .patterns import NEVER, CameApart, Of, Since
-from .rounds import At, Lockstep, Memory
+from .rounds import At, Lockstep, Memory, Round
 from .table_layout import Section
 from .votes import UNKNOWN_LANES, Split
 
@@ -20,11 +20,9 @@ _ALL_KNOWN = np.ones(1, np.bool_)
 
 
 @dataclass(slots=True)
-class GatherSums:
-    """A round: the sum of the shards that were handed to the gather, and each result once, with its ranks."""
+class GatherSums(Round):
+    """The sum of the shards that were handed to the gather, and each result once, with its ranks."""
 
-    step: int = 0
-    held: int = 0
     section: Section | None = None
     count: int = 0
     sums: npt.NDArray[np.uint64] | None = None
@@ -32,8 +30,9 @@ class GatherSums:
     """Of which rows all shards so far could be read."""
     results: dict[bytes, list[int]] = field(default_factory=dict)
 
-    def add(self, section: Section, data: bytes, rank: int) -> int:
-        """Returns how many bytes more it holds now."""
+    def add(self, rank: int, fingerprint: Fingerprint, section: Section) -> None:
+        self.step = max(self.step, fingerprint.step)
+        data = fingerprint.gathers[section.start : section.end]
         lanes = np.frombuffer(data, "<u8").reshape(-1, 2, 2)
         known = _ALL_KNOWN if data.find(UNKNOWN) < 0 else (lanes[:, 0] != UNKNOWN_LANES).any(1)
         if self.section is None or self.sums is None or self.known is None:
@@ -42,16 +41,12 @@ class GatherSums:
             self.sums += lanes[:, 0, 0]
             self.known = self.known & known
         else:
-            return 0  # the round stays without this shard, and is not judged
+            return  # the round stays without this shard, and is not judged
         self.count += 1
         result = lanes[:, 1].tobytes()
-        ranks = self.results.get(result)
-        if ranks is not None:
-            ranks.append(rank)
-            return 0
-        self.results[result] = [rank]
-        self.held += len(result)
-        return len(result)
+        if result not in self.results:
+            self.held += len(result)
+        self.results.setdefault(result, []).append(rank)
 
 
 class GatherGroup(Lockstep[GatherSums]):

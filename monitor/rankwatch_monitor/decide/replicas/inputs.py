@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from rankwatch.shared.types.fingerprint import Fingerprint
+
 from .findings import DesyncFindings
 from .patterns import NEVER, CameApart, Of, Since
-from .rounds import At, Lockstep, Memory
+from .rounds import At, Lockstep, Memory, Round
 from .table_layout import MeshLayout
 from .votes import Split
 
@@ -22,22 +24,19 @@ MAX_CANDIDATES = 256
 """Sets of ranks that were fed alike in the last comparison."""
 
 
-@dataclass(slots=True)
-class InputChecksums:
-    """A round: each checksum once, with its ranks."""
+_RANK_BYTES = 64
 
-    step: int = 0
-    held: int = 0
+
+@dataclass(slots=True)
+class InputChecksums(Round):
+    """Each checksum once, with its ranks."""
+
     ranks: dict[bytes, list[int]] = field(default_factory=dict)
 
-    def add(self, checksum: bytes, rank: int) -> int:
-        """Returns how many bytes more it holds now."""
-        self.ranks.setdefault(checksum, []).append(rank)
+    def add(self, rank: int, fingerprint: Fingerprint) -> None:
+        self.step = max(self.step, fingerprint.step)
+        self.ranks.setdefault(fingerprint.inputs, []).append(rank)
         self.held += _RANK_BYTES
-        return _RANK_BYTES
-
-
-_RANK_BYTES = 64
 
 
 class _Alike(NamedTuple):

@@ -12,7 +12,7 @@ from . import inferred
 from .findings import DesyncFindings
 from .patterns import INHERITED, NEVER, CameApart, Since
 from .replicated_rows import ReplicatedRows
-from .rounds import At, Lockstep, Memory
+from .rounds import At, Lockstep, Memory, Round
 from .table_layout import Section, TableLayout
 from .votes import RowVotes, Split, Variant
 
@@ -26,39 +26,34 @@ MAX_MOVED = 1024
 
 
 @dataclass(slots=True)
-class Checksums:
-    """A round: what the ranks report of the parameters that they share, each value once, with its ranks."""
+class Checksums(Round):
+    """What the ranks report of the parameters that they share, each value once, with its ranks."""
 
-    step: int = 0
     is_loaded: bool = False
     is_local: bool = False
     communicates: bool = False
     has_shards: bool = False
     elements: int = 0
     """Of all parameters of a rank."""
-    held: int = 0
     variants: dict[tuple[str, bool], dict[tuple[str, bytes], tuple[Section, str, list[int]]]] = field(default_factory=dict)
     """By what the parameters are, and whether their mesh is declared."""
 
-    def add(self, section: Section, source: str, is_declared: bool, lanes: bytes, rank: int) -> int:
-        """Returns how many bytes more it holds now."""
-        # What is declared is one model, even if a rank has other parameters; what is not may be several.
-        of_family = self.variants.setdefault(("" if is_declared else section.kin.key, is_declared), {})
-        known = of_family.get((section.key, lanes))
-        if known is not None:
-            known[2].append(rank)
-            return 0
-        of_family[section.key, lanes] = section, source, [rank]
-        self.held += len(lanes)
-        return len(lanes)
-
-    def take_flags(self, fingerprint: Fingerprint, layout: TableLayout) -> None:
+    def add(self, rank: int, fingerprint: Fingerprint, section: Section, layout: TableLayout) -> None:
         self.step = max(self.step, fingerprint.step)
         self.is_loaded |= fingerprint.is_loaded
         self.is_local |= fingerprint.is_local
         self.communicates |= fingerprint.communicates
         self.elements = max(self.elements, layout.elements)
         self.has_shards |= layout.has_shards
+        mesh, lanes = layout.meshes[section.mesh].mesh, fingerprint.lanes[section.start : section.end]
+        # What is declared is one model, even if a rank has other parameters; what is not may be several.
+        of_family = self.variants.setdefault(("" if mesh.is_declared else section.kin.key, mesh.is_declared), {})
+        known = of_family.get((section.key, lanes))
+        if known is not None:
+            known[2].append(rank)
+        else:
+            of_family[section.key, lanes] = section, mesh.source, [rank]
+            self.held += len(lanes)
 
 
 class ReplicaGroup(Lockstep[Checksums]):
