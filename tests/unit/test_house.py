@@ -191,7 +191,7 @@ def test_only_the_doctor_and_the_agreement_meet_at_a_store() -> None:
         ("rich", "views.top.screen"),
         ("shtab", "commands.completion"),
         ("termios", "views.top.keys"),
-        ("pyarrow", "views.export.parquet views.fleet.layout views.fleet.archive"),
+        ("pyarrow", "views.export.parquet views.export.rows views.fleet.layout views.fleet.archive"),
         ("duckdb", "views.fleet.query"),
         ("fsspec", "views.export.target"),
         ("tensorboardX", "views.export.events"),
