@@ -127,8 +127,12 @@ class ReplicaWatch:
                 return ""  # the table was refused
             seat = self._seats[rank, fingerprint.table_id] = self._seat(rank, stage, layout)
         slot = seat.layout.of(fingerprint.slot)
-        sizes = len(fingerprint.lanes), len(fingerprint.gathers), len(fingerprint.inputs)
-        if sizes[0] != slot.size or sizes[1] not in (0, slot.gathers_size) or sizes[2] not in (0, LANE_BYTES):
+        gathers, inputs = fingerprint.gathers, fingerprint.inputs
+        if (
+            len(fingerprint.lanes) != slot.size
+            or len(gathers) not in (0, slot.gathers_size)
+            or len(inputs) not in (0, LANE_BYTES)
+        ):
             return f"the fingerprint of step {fingerprint.step} does not fit its table"
         self._gone.discard(rank)
         at = At(fingerprint.era, fingerprint.ordinal)
@@ -136,12 +140,12 @@ class ReplicaWatch:
             group = seat.replicas.get(section.mesh)
             if group is not None and (checksums := group.enter(rank, at)) is not None:
                 checksums.add(rank, fingerprint, section, seat.layout)
-        for section in slot.gathers if fingerprint.gathers else ():
+        for section in slot.gathers if gathers else ():
             gather = seat.gathers.get(section.mesh)
             if gather is not None and (sums := gather.enter(rank, at)) is not None:
                 sums.add(rank, fingerprint, section)
-        if seat.inputs is not None and fingerprint.inputs and (inputs := seat.inputs.enter(rank, at)) is not None:
-            inputs.add(rank, fingerprint)
+        if seat.inputs is not None and inputs and (data := seat.inputs.enter(rank, at)) is not None:
+            data.add(rank, fingerprint)
         for joined in self._groups_of.get(rank, ()):
             joined.arrive(rank, at)
         return ""
@@ -263,11 +267,12 @@ class ReplicaWatch:
         given: Given,
     ) -> Group | None:
         """The group of these ranks, which is made if it is not known. None: there can be none."""
-        if ranks not in known and self._may_have(ranks):
-            known[ranks] = make(ranks, self._gone, self._memory, self.findings, given)
+        found = known.get(ranks)
+        if found is None and self._may_have(ranks):
+            found = known[ranks] = make(ranks, self._gone, self._memory, self.findings, given)
             for rank in ranks:
-                self._groups_of.setdefault(rank, []).append(known[ranks])
-        return known.get(ranks)
+                self._groups_of.setdefault(rank, []).append(found)
+        return found
 
     def _may_have(self, ranks: tuple[int, ...]) -> bool:
         """Whether there can be a group of these ranks, and room for it."""

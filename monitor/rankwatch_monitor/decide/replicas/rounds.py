@@ -138,8 +138,8 @@ class Lockstep(Generic[R]):
             self._late.discard(rank)
         if not self._waiting:
             return
-        if at in self._waiting:
-            self._hold(self._waiting[at])
+        if (own := self._waiting.get(at)) is not None and own.held != own.counted:
+            self._hold(own)
         for moment, round_ in self._waiting.items():
             if before < moment <= at:
                 round_.missing.discard(rank)
