@@ -147,10 +147,10 @@ def _is_alike(origin: DesyncOrigin, found: CameApart, pattern: DesyncPattern) ->
         return False
     if pattern is DesyncPattern.INITIALISATION and found.is_declared:
         return True  # it is everybody's, whichever ranks agree by chance
-    has_majority = found.split.has_majority
-    is_of_ranks = has_majority or pattern in OF_SINGLE_RANKS or not found.is_declared
-    is_same = not is_of_ranks or (origin.ranks, origin.source) == (set(found.split.ranks), found.source)
-    return is_same and origin.has_majority == has_majority
+    is_of_ranks = found.split.has_majority or pattern in OF_SINGLE_RANKS
+    if origin.has_majority != found.split.has_majority or (is_of_ranks and origin.ranks != set(found.split.ranks)):
+        return False
+    return origin.source == found.source or (found.is_declared and not is_of_ranks)
 
 
 def _spreads(origin: DesyncOrigin, found: CameApart, pattern: DesyncPattern) -> bool:
