@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from rankwatch.shared.bounded import BoundedDict
@@ -102,9 +102,9 @@ class ReplicaGroup(Lockstep[Checksums]):
         new = [
             (family, family.note_apart(section, votes, round_.step)) for family, section, votes in compared if votes.splits
         ]
-        for family, splits in new:
+        for family, rows in new:
             if self.keeps_equal(family):
-                self._take_apart(at, round_, family, splits)
+                self._tell(family, {row: self._since(at, round_, int(family.equal_step[row])) for row in rows})
             else:
                 self._infer(round_, family)
         if new and at.ordinal:
@@ -144,15 +144,6 @@ class ReplicaGroup(Lockstep[Checksums]):
         if self.first_change == NEVER:
             self.first_change = step
 
-    def _take_apart(self, at: At, round_: Checksums, family: ReplicatedRows, new: dict[Split, list[int]]) -> None:
-        """Of what something keeps equal, all is told."""
-        for rows in new.values():
-            by_since: dict[Since, list[int]] = {}
-            for row in rows:
-                by_since.setdefault(self._since(at, round_, int(family.equal_step[row])), []).append(row)
-            for since, some in by_since.items():
-                self._tell(family, some, since, is_declared=True)
-
     def _since(self, at: At, round_: Checksums, equal_at: int) -> Since:
         """``equal_at``: the last step at which a row was equal that is apart now."""
         if equal_at == NEVER:
@@ -179,19 +170,18 @@ class ReplicaGroup(Lockstep[Checksums]):
             has_own=round_.has_shards or any(bool(other.unequal_first.any()) for other in others),
         )
         rows, trains_alone = inferred.find(family, around)
-        by_facts: dict[tuple[Split, Since], list[int]] = {}
-        for row in rows:
-            by_facts.setdefault((family.apart[row].split, inferred.since(family, row)), []).append(row)
-        for (_, since), some in by_facts.items():
-            self._tell(family, some, since, is_declared=False, trains_alone=trains_alone)
+        self._tell(family, {row: inferred.since(family, row) for row in rows}, trains_alone=trains_alone)
 
-    def _tell(
-        self, family: ReplicatedRows, rows: list[int], since: Since, *, is_declared: bool, trains_alone: bool = False
-    ) -> None:
-        """``rows`` are apart on the same ranks."""
-        equal_at = {family.kin.rows[row].parameter: int(family.equal_step[row]) for row in rows}
-        step, split = min(family.apart[row].since for row in rows), family.apart[rows[0]].split
-        found = CameApart(step, split, since, is_declared, family.source, equal_at, trains_alone=trains_alone)
-        self._findings.add(found)
-        for row in rows:
-            family.apart[row].found = found
+    def _tell(self, family: ReplicatedRows, found: Mapping[int, Since], *, trains_alone: bool = False) -> None:
+        """``found``: since when each of these rows is apart."""
+        together: dict[tuple[Split, Since], list[int]] = {}
+        for row, since in found.items():
+            together.setdefault((family.apart[row].split, since), []).append(row)
+        for (split, since), rows in together.items():
+            step = min(family.apart[row].since for row in rows)
+            equal_at = {family.kin.rows[row].parameter: int(family.equal_step[row]) for row in rows}
+            is_declared = self.keeps_equal(family)
+            apart = CameApart(step, split, since, is_declared, family.source, equal_at, trains_alone=trains_alone)
+            self._findings.add(apart)
+            for row in rows:
+                family.apart[row].found = apart

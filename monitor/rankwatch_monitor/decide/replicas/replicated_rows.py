@@ -82,15 +82,15 @@ class ReplicatedRows:
         self.changed[chosen[moved]] = True
         return True
 
-    def note_apart(self, section: Section, votes: RowVotes, step: int) -> dict[Split, list[int]]:
+    def note_apart(self, section: Section, votes: RowVotes, step: int) -> list[int]:
         """Takes the rows that differ; returns those that were not apart yet."""
-        new: dict[Split, list[int]] = {}
+        new: list[int] = []
         for split, places in votes.splits.items():
             for row in section.chosen[places].tolist():
                 known = self.apart.get(row)
                 if known is None:
                     self.apart[row] = Apart(step, split, [step])
-                    new.setdefault(split, []).append(row)
+                    new.append(row)
                 else:
                     known.split = split
                     if len(known.looks) < _LOOKS:
