@@ -189,7 +189,7 @@ def test_only_the_doctor_and_the_agreement_meet_at_a_store() -> None:
             "record.layout record.digest record.headroom record.store record.reader record.jumps record.origin"
             " record.course record.recent"
             " decide.replicas.table_layout decide.replicas.votes decide.replicas.replicated_rows decide.replicas.inferred"
-            " decide.replicas.replica_group decide.replicas.gathers decide.replicas.comparison decide.replicas.patterns"
+            " decide.replicas.replica_group decide.replicas.gathers decide.replicas.extent"
             " views.ui.grids views.ui.bins views.ui.curves views.ui.by_rank views.ui.sources"
             " views.export.rows views.export.parquet views.export.events views.export.written row",
         ),
@@ -197,7 +197,7 @@ def test_only_the_doctor_and_the_agreement_meet_at_a_store() -> None:
         ("rich", "views.top.screen"),
         ("shtab", "commands.completion"),
         ("termios", "views.top.keys"),
-        ("pyarrow", "views.export.parquet layout archive"),
+        ("pyarrow", "views.export.parquet views.export.rows layout archive"),
         ("duckdb", "query"),
         ("fsspec", "views.export.target"),
         ("tensorboardX", "views.export.events"),
@@ -296,9 +296,11 @@ MOST_IN_A_FOLDER = 16
 MOST_BESIDE_FOLDERS = 10
 
 
-def test_no_folder_of_the_agent_is_a_drawer() -> None:
-    folders = Counter(FILES[name].parent for name in of(AGENT) if FILES[name].name != "__init__.py")
-    crowded = {folder.name: number for folder, number in folders.items() if number > MOST_IN_A_FOLDER}
+def test_no_folder_of_the_agent_and_of_decisions_is_a_drawer() -> None:
+    folders = Counter(path.parent for path in FILES.values() if path.name != "__init__.py")
+    crowded = {
+        folder.name: number for folder, number in folders.items() if number > MOST_IN_A_FOLDER and folder.name != "commands"
+    }
     drawers = {folder.name: folders[folder] for folder in (AGENT, AGENT / "shared") if folders[folder] > MOST_BESIDE_FOLDERS}
     assert (crowded, drawers) == ({}, {})
 

@@ -8,22 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
-from rankwatch.shared.types.fingerprint import Fingerprint, FingerprintTable
+from rankwatch.shared.types.fingerprint import LANE_BYTES, Fingerprint, FingerprintTable
 from rankwatch.shared.types.frame import NO_STAGE
 
 from .desync import Compared, Desync
+from .extent import extent_of, parameters
 from .findings import DesyncFindings, DesyncOrigin
 from .gathers import GatherGroup
 from .inputs import InputGroup
-from .patterns import weigh
+from .patterns import NEVER
 from .replica_group import ReplicaGroup
 from .rounds import At, Lockstep, Memory
-from .table_layout import Kin, MeshLayout, TableLayout, layout_of
+from .table_layout import TableLayout, layout_of
+
+Group = TypeVar("Group", bound=Lockstep[Any])
+Given = TypeVar("Given")
 
 TABLES_OF_RANK = 4
 """Tables of one rank that are retained: the last ones."""
@@ -84,12 +85,10 @@ class ReplicaWatch:
         self._layouts: dict[str, TableLayout] = {}
         self._tables_of: dict[int, list[str]] = {}
         self._seats: dict[tuple[int, str], Seat] = {}
-        self._groups: dict[tuple[int, ...], ReplicaGroup] = {}
+        self._replicas: dict[tuple[int, ...], ReplicaGroup] = {}
         self._gathers: dict[tuple[int, ...], GatherGroup] = {}
         self._inputs: dict[tuple[int, ...], InputGroup] = {}
-        self._locksteps_of: dict[int, list[Lockstep[Any]]] = {}
-        self._kept: Compared | None = None
-        """What was compared before replicas differed by right for the first time, if that is not noted down yet."""
+        self._groups_of: dict[int, list[Lockstep[Any]]] = {}
         self._before: Compared | None = None
         """What an earlier collector compared."""
         self._news_since: float | None = None
@@ -128,52 +127,47 @@ class ReplicaWatch:
                 return ""  # the table was refused
             seat = self._seats[rank, fingerprint.table_id] = self._seat(rank, stage, layout)
         slot = seat.layout.of(fingerprint.slot)
-        lanes, gathers = fingerprint.lanes, fingerprint.gathers
-        if len(lanes) != slot.size or len(gathers) not in (0, slot.gathers_size) or len(fingerprint.inputs) not in (0, 16):
+        gathers, inputs = fingerprint.gathers, fingerprint.inputs
+        if (
+            len(fingerprint.lanes) != slot.size
+            or len(gathers) not in (0, slot.gathers_size)
+            or len(inputs) not in (0, LANE_BYTES)
+        ):
             return f"the fingerprint of step {fingerprint.step} does not fit its table"
         self._gone.discard(rank)
         at = At(fingerprint.era, fingerprint.ordinal)
         for section in slot.sections:
             group = seat.replicas.get(section.mesh)
-            round_ = None if group is None else group.lockstep.enter(rank, at)
-            if round_ is None:
-                continue
-            mesh = seat.layout.meshes[section.mesh].mesh
-            own = lanes if len(slot.sections) == 1 else lanes[section.start : section.end]
-            self._memory.add(round_.add(section, mesh.source, mesh.is_declared, own, rank))
-            round_.take_flags(fingerprint, seat.layout)
+            if group is not None and (checksums := group.enter(rank, at)) is not None:
+                checksums.add(rank, fingerprint, section, seat.layout)
         for section in slot.gathers if gathers else ():
             gather = seat.gathers.get(section.mesh)
-            sums = None if gather is None else gather.lockstep.enter(rank, at)
-            if sums is not None:
-                sums.step = max(sums.step, fingerprint.step)
-                self._memory.add(sums.add(section, gathers[section.start : section.end], rank))
-        if seat.inputs is not None and fingerprint.inputs:
-            inputs = seat.inputs.lockstep.enter(rank, at)
-            if inputs is not None:
-                inputs.step = max(inputs.step, fingerprint.step)
-                self._memory.add(inputs.add(fingerprint.inputs, rank))
-        for lockstep in self._locksteps_of.get(rank, ()):
-            lockstep.arrive(rank, at)
+            if gather is not None and (sums := gather.enter(rank, at)) is not None:
+                sums.add(rank, fingerprint, section)
+        if seat.inputs is not None and inputs and (data := seat.inputs.enter(rank, at)) is not None:
+            data.add(rank, fingerprint)
+        for joined in self._groups_of.get(rank, ()):
+            joined.arrive(rank, at)
         return ""
 
     def leave(self, rank: int) -> None:
         """The rank reports nothing more, until it does."""
         self._gone.add(rank)
-        for lockstep in self._locksteps_of.get(rank, ()):
-            lockstep.leave(rank)
+        for group in self._groups_of.get(rank, ()):
+            group.leave(rank)
 
     def end(self) -> None:
         """No rank reports anything more."""
-        for lockstep in {id(one): one for some in self._locksteps_of.values() for one in some}.values():
-            lockstep.end()
+        groups: list[Lockstep[Any]] = [*self._replicas.values(), *self._gathers.values(), *self._inputs.values()]
+        for group in groups:
+            group.end()
 
     def forget(self) -> None:
         """After the end: only what was found and what was compared is retained. A rank that comes back sends its tables again."""
         self._rows.add(-self._rows.held)
-        self._before, self._kept = self.compared, None
-        self._layouts, self._tables_of, self._seats, self._locksteps_of = {}, {}, {}, {}
-        self._groups, self._gathers, self._inputs = {}, {}, {}
+        self._before = self.compared
+        self._layouts, self._tables_of, self._seats, self._groups_of = {}, {}, {}, {}
+        self._replicas, self._gathers, self._inputs = {}, {}, {}
 
     # --- what is told -------------------------------------------------------------------------------------------------
 
@@ -188,15 +182,12 @@ class ReplicaWatch:
     def take_news(self) -> tuple[tuple[Desync, ...], list[DesyncOrigin]]:
         """The entries to note down in the journal, and the origins to tell of."""
         self._news_since = None
-        for origin in self.findings.origins:
-            if origin.onset is not None:
-                alone = [seat.alone for (rank, _), seat in self._seats.items() if rank in origin.ranks]
-                origin.pattern = weigh(origin, self._groups.values(), max(alone, default=0))
-        entries = self.findings.news()
-        fresh = [origin for origin in self.findings.origins if not origin.is_told and origin.noted]
-        for origin in fresh:
-            origin.is_told = True
-        return entries, fresh
+        if not self.findings.origins and not self.findings.is_news:
+            return (), []
+        alone: dict[int, int] = {}
+        for (rank, _), seat in self._seats.items():
+            alone[rank] = max(alone.get(rank, 0), seat.alone)
+        return self.findings.news(extent_of(self._replicas.values(), alone))
 
     def restore(self, entries: tuple[Desync, ...], unkept: int) -> None:
         self.findings.restore(entries)
@@ -213,29 +204,27 @@ class ReplicaWatch:
         """What was compared, if the journal is to have it now."""
         if not at_once and now - self._noted_at < NOTE_EVERY:
             return None
-        current, self._kept = self._count_compared() or self._kept, None
+        current = self._count_compared() or self.compared or self._count_equal()
         if current is None or current == self.compared:
             return None
         self.compared, self._noted_at = current, now
         return current
 
-    def _keep_compared(self) -> None:
-        # What differs by right is not counted: of a burst of fingerprints, nothing may be left when it is time to note it down.
-        if self.compared is None and self._kept is None:
-            self._kept = self._count_compared()
-
     def _count_compared(self) -> Compared | None:
-        groups: list[ReplicaGroup | GatherGroup] = [group for group in self._groups.values() if group.times]
+        groups: list[ReplicaGroup | GatherGroup] = [group for group in self._replicas.values() if group.times]
         groups += [gather for gather in self._gathers.values() if gather.times]
-        parameters = len(self._names())
-        if not parameters:
-            return self._before
+        counted = parameters(
+            (family, family.counted) for group in self._replicas.values() for family in group.families.values()
+        )
+        names = counted.keys() | {name for gather in self._gathers.values() for name in gather.parameters}
+        if not names:
+            return None
         compared = Compared(
             step=max(group.last_step for group in groups),
-            parameters=parameters,
+            parameters=len(names),
             ranks=len({rank for group in groups for rank in group.ranks} - self._never_seen()),
             times=max(group.times for group in groups),
-            equal=all(group.is_equal for group in self._groups.values()),
+            equal=all(group.is_equal for group in self._replicas.values()),
         )
         if (before := self._before) is None:
             return compared
@@ -244,18 +233,18 @@ class ReplicaWatch:
             max(compared.ranks, before.ranks), compared.times + before.times, compared.equal,
         )  # fmt: skip
 
-    def _names(self) -> set[str]:
-        """The parameters that were compared. Groups that share the same ones are looked at together: there may be thousands."""
-        masks: dict[str, tuple[Kin, npt.NDArray[np.bool_]]] = {}
-        for group in self._groups.values():
-            for family in group.families.values():
-                known = masks.get(family.kin.key)
-                masks[family.kin.key] = family.kin, family.counted if known is None else known[1] | family.counted
-        names = {kin.rows[row].parameter for kin, mask in masks.values() for row in np.flatnonzero(mask).tolist()}
-        return names.union(*[gather.parameters for gather in self._gathers.values()])
+    def _count_equal(self) -> Compared | None:
+        """What was equal once. What differs by right is not counted: after a burst of fingerprints, that may be all there is."""
+        groups = [group for group in self._replicas.values() if group.times_equal]
+        if not groups:
+            return None
+        equal = parameters((family, family.equal_step != NEVER) for group in groups for family in group.families.values())
+        step = max(int(family.equal_step.max()) for group in groups for family in group.families.values())
+        ranks = {rank for group in groups for rank in group.ranks} - self._never_seen()
+        return Compared(step, len(equal), len(ranks), max(group.times_equal for group in groups), True)
 
     def _never_seen(self) -> set[int]:
-        return {rank for rank in self._locksteps_of if rank not in self._tables_of}
+        return {rank for rank in self._groups_of if rank not in self._tables_of}
 
     # --- ranks and their groups ---------------------------------------------------------------------------------------
 
@@ -265,52 +254,37 @@ class ReplicaWatch:
             # The stages of a pipeline have models of their own, and what nothing keeps equal may be any of them.
             if not mesh.mesh.is_declared and stage != NO_STAGE:
                 continue
-            if (group := self._replica_group(mesh.replicas_of(rank))) is not None:
+            replicas, shards = mesh.replicas_of(rank), mesh.shards_of(rank)
+            if (group := self._group(self._replicas, ReplicaGroup, replicas, self._before is not None)) is not None:
                 seat.replicas[number] = group
-            if (gather := self._gather_group(mesh.shards_of(rank), mesh)) is not None:
+            if (gather := self._group(self._gathers, GatherGroup, shards, mesh.mesh)) is not None:
                 seat.gathers[number] = gather
         if layout.inputs is not None and layout.inputs.mesh.is_declared and rank in layout.inputs.mesh.ranks:
-            seat.inputs = self._input_group(layout.inputs)
+            seat.inputs = self._group(self._inputs, InputGroup, tuple(sorted(layout.inputs.mesh.ranks)), layout.inputs)
         return seat
 
-    def _replica_group(self, ranks: tuple[int, ...]) -> ReplicaGroup | None:
-        known = self._groups.get(ranks)
-        if known is None and self._may_have(ranks):
-            known = self._groups[ranks] = ReplicaGroup(
-                ranks, self._gone, self._memory, self.findings, self._keep_compared, is_resumed=self._before is not None
-            )
-            self._join(known.lockstep)
-        return known
-
-    def _gather_group(self, ranks: tuple[int, ...], mesh: MeshLayout) -> GatherGroup | None:
-        known = self._gathers.get(ranks)
-        if known is None and self._may_have(ranks):
-            source = mesh.mesh.source
-            known = self._gathers[ranks] = GatherGroup(
-                ranks, self._gone, self._memory, self.findings, source, is_declared=mesh.mesh.is_declared
-            )
-            self._join(known.lockstep)
-        return known
-
-    def _input_group(self, mesh: MeshLayout) -> InputGroup | None:
-        ranks = tuple(sorted(mesh.mesh.ranks))
-        known = self._inputs.get(ranks)
-        if known is None and self._may_have(ranks):
-            known = self._inputs[ranks] = InputGroup(mesh, self._gone, self._memory, self.findings)
-            self._join(known.lockstep)
-        return known
+    def _group(
+        self,
+        known: dict[tuple[int, ...], Group],
+        make: Callable[[tuple[int, ...], set[int], Memory, DesyncFindings, Given], Group],
+        ranks: tuple[int, ...],
+        given: Given,
+    ) -> Group | None:
+        """The group of these ranks, which is made if it is not known. None: there can be none."""
+        found = known.get(ranks)
+        if found is None and self._may_have(ranks):
+            found = known[ranks] = make(ranks, self._gone, self._memory, self.findings, given)
+            for rank in ranks:
+                self._groups_of.setdefault(rank, []).append(found)
+        return found
 
     def _may_have(self, ranks: tuple[int, ...]) -> bool:
         """Whether there can be a group of these ranks, and room for it."""
         return (
             len(ranks) > 1
             and ranks[-1] < self._world_size
-            and all(len(self._locksteps_of.get(rank, ())) < GROUPS_OF_RANK for rank in ranks)
+            and all(len(self._groups_of.get(rank, ())) < GROUPS_OF_RANK for rank in ranks)
         )
-
-    def _join(self, lockstep: Lockstep[Any]) -> None:
-        for rank in lockstep.ranks:
-            self._locksteps_of.setdefault(rank, []).append(lockstep)
 
     def _forget_table(self, rank: int, table_id: str) -> None:
         self._seats.pop((rank, table_id), None)

@@ -86,6 +86,9 @@ WORDS = {
 BY_PRODUCTS = frozenset({DesyncPattern.SAME_INPUT, DesyncPattern.NEVER_CHANGED, DesyncPattern.UNTIED})
 """Patterns that say nothing of replicas: these never end a run."""
 
+OF_SINGLE_RANKS = frozenset({DesyncPattern.ONE_RANK, DesyncPattern.GATHER, DesyncPattern.SAME_INPUT})
+"""Patterns that are about single ranks: on other ranks, it is another origin."""
+
 
 @dataclass(frozen=True, slots=True)
 class Desync:

@@ -6,21 +6,14 @@ from collections.abc import Iterable, Sequence
 
 from rankwatch.shared.words.text import name_spans
 
-from .desync import BY_PRODUCTS, WORDS, Compared, Desync, DesyncPattern
-
-_OF_SINGLE_RANKS = {DesyncPattern.ONE_RANK, DesyncPattern.GATHER, DesyncPattern.UNKNOWN, DesyncPattern.SAME_INPUT}
+from .desync import BY_PRODUCTS, OF_SINGLE_RANKS, WORDS, Compared, Desync, DesyncPattern
 
 
-def origins(found: Iterable[Desync]) -> dict[object, list[Desync]]:
-    """The entries that one line tells, the earliest first: of one pattern, and where it is about single ranks, of the same.
-
-    The key of an origin stays as it is when further parameters join it.
-    """
-    grouped: dict[object, list[Desync]] = {}
+def origins(found: Iterable[Desync]) -> dict[int, list[Desync]]:
+    """The entries of each origin, the earliest first: one line tells them."""
+    grouped: dict[int, list[Desync]] = {}
     for one in sorted(found, key=lambda one: one.step):
-        of_ranks = one.pattern in _OF_SINGLE_RANKS and not one.origin
-        key = (one.origin, one.pattern, one.source, *((one.ranks, one.replicas) if of_ranks else ()))
-        grouped.setdefault(key, []).append(one)
+        grouped.setdefault(one.origin, []).append(one)
     return grouped
 
 
@@ -29,8 +22,8 @@ def describe_remedy(origin: Sequence[Desync]) -> str:
     return WORDS[origin[0].pattern].remedy
 
 
-def desync_lines(found: Iterable[Desync], world_size: int) -> dict[object, str]:
-    """One line for each origin, by its key."""
+def desync_lines(found: Iterable[Desync], world_size: int) -> dict[int, str]:
+    """One line for each origin, by its number."""
     return {key: describe_desync(origin, world_size) for key, origin in origins(found).items()}
 
 
@@ -38,7 +31,8 @@ def describe_desync(origin: Sequence[Desync], world_size: int) -> str:
     """One line for the entries of one origin: who, which parameter, since which step, how many more, and what it means."""
     first = origin[0]
     everyone = sorted({rank for one in origin for rank in one.ranks})
-    ranks = list(first.ranks) if first.pattern in _OF_SINGLE_RANKS else everyone
+    names_ranks = first.pattern in OF_SINGLE_RANKS or first.pattern is DesyncPattern.UNKNOWN
+    ranks = list(first.ranks) if names_ranks else everyone
     further = len({one.parameter for one in origin}) - 1
     whose = f", some of them on {name_spans(everyone)}" if ranks != everyone else ""
     more = f"; and {further} more parameter{'s' * (further != 1)}{whose}" if further else ""

@@ -8,23 +8,21 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from rankwatch.shared.types.fingerprint import UNKNOWN
+from rankwatch.shared.types.fingerprint import UNKNOWN, Fingerprint, RankMesh
 
-from .desync import DesyncPattern
-from .findings import NEVER, CameApart, DesyncFindings
-from .rounds import At, Lockstep, Memory
+from .findings import DesyncFindings
+from .patterns import NEVER, CameApart, Of, Since
+from .rounds import At, Lockstep, Memory, Round
 from .table_layout import Section
-from .votes import UNKNOWN_LANES
+from .votes import UNKNOWN_LANES, Split
 
 _ALL_KNOWN = np.ones(1, np.bool_)
 
 
 @dataclass(slots=True)
-class GatherSums:
-    """A round: the sum of the shards that were handed to the gather, and each result once, with its ranks."""
+class GatherSums(Round):
+    """The sum of the shards that were handed to the gather, and each result once, with its ranks."""
 
-    step: int = 0
-    held: int = 0
     section: Section | None = None
     count: int = 0
     sums: npt.NDArray[np.uint64] | None = None
@@ -32,8 +30,9 @@ class GatherSums:
     """Of which rows all shards so far could be read."""
     results: dict[bytes, list[int]] = field(default_factory=dict)
 
-    def add(self, section: Section, data: bytes, rank: int) -> int:
-        """Returns how many bytes more it holds now."""
+    def add(self, rank: int, fingerprint: Fingerprint, section: Section) -> None:
+        self.step = max(self.step, fingerprint.step)
+        data = fingerprint.gathers[section.start : section.end]
         lanes = np.frombuffer(data, "<u8").reshape(-1, 2, 2)
         known = _ALL_KNOWN if data.find(UNKNOWN) < 0 else (lanes[:, 0] != UNKNOWN_LANES).any(1)
         if self.section is None or self.sums is None or self.known is None:
@@ -42,60 +41,41 @@ class GatherSums:
             self.sums += lanes[:, 0, 0]
             self.known = self.known & known
         else:
-            return 0  # the round stays without this shard, and is not judged
+            return  # the round stays without this shard, and is not judged
         self.count += 1
         result = lanes[:, 1].tobytes()
-        ranks = self.results.get(result)
-        if ranks is not None:
-            ranks.append(rank)
-            return 0
-        self.results[result] = [rank]
-        self.held += len(result)
-        return len(result)
+        if result not in self.results:
+            self.held += len(result)
+        self.results.setdefault(result, []).append(rank)
 
 
-class GatherGroup:
+class GatherGroup(Lockstep[GatherSums]):
     """The ranks whose shards are gathered together."""
 
     def __init__(
-        self,
-        ranks: tuple[int, ...],
-        gone: set[int],
-        memory: Memory,
-        findings: DesyncFindings,
-        source: str,
-        *,
-        is_declared: bool,
+        self, ranks: tuple[int, ...], gone: set[int], memory: Memory, findings: DesyncFindings, mesh: RankMesh
     ) -> None:
-        self.ranks = ranks
-        self.lockstep = Lockstep(ranks, gone, memory, GatherSums, self._judge)
-        self.times = 0
-        self.last_step = NEVER
-        self.most_ranks = 0
+        super().__init__(ranks, gone, memory, GatherSums)
         self.parameters: set[str] = set()
         self._findings = findings
-        self._source = source
-        self._is_declared = is_declared
+        self._mesh = mesh
 
-    def _judge(self, at: At, round_: GatherSums) -> None:
-        """Takes a round that is complete."""
+    def judge(self, at: At, round_: GatherSums) -> None:
         if round_.count < len(self.ranks) or round_.section is None:
             return
-        self.times += 1
-        self.last_step = max(self.last_step, round_.step)
-        self.most_ranks = len(self.ranks)
+        self.count(round_.step)
         rows = [round_.section.kin.rows[row] for row in round_.section.chosen.tolist()]
         self.parameters.update(row.parameter for row in rows)
         wrong: dict[tuple[int, ...], list[str]] = {}
         for row, ranks in _wrong(round_):
             wrong.setdefault(ranks, []).append(rows[row].parameter)
         for ranks, parameters in wrong.items():
+            split = Split(ranks, len(self.ranks), len(ranks) < len(self.ranks))
+            equal_at = dict.fromkeys(parameters, NEVER)
+            mesh = self._mesh
             self._findings.add(
-                CameApart(
-                    round_.step, DesyncPattern.GATHER, ranks, len(self.ranks), None, self._is_declared, self._source,
-                    dict.fromkeys(parameters, NEVER),
-                )
-            )  # fmt: skip
+                CameApart(round_.step, split, Since.UNSEEN, mesh.is_declared, mesh.source, equal_at, Of.GATHERED)
+            )
 
 
 def _wrong(round_: GatherSums) -> Iterator[tuple[int, tuple[int, ...]]]:

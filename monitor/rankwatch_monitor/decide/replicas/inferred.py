@@ -6,12 +6,12 @@ what becomes equal again is; a few parameters that come apart, and stay so while
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container
 from dataclasses import dataclass
 
 import numpy as np
 
-from .desync import DesyncPattern
+from .patterns import Since
 from .replicated_rows import ReplicatedRows
 
 SUBSET_STEPS = 32
@@ -43,29 +43,29 @@ class Surroundings:
     """Whether some parameters are each rank's own: they were never equal, or are shards."""
 
 
-def find(family: ReplicatedRows, around: Surroundings) -> Iterator[tuple[DesyncPattern, list[int]]]:
-    """The rows that came apart, by pattern; each is apart, and not found before."""
-    fresh = [row for row, apart in family.apart.items() if apart.origin is None and family.trainable[row]]
-    if not fresh:
-        return
-    age = around.step - around.first_step
-    if not around.communicates and not around.changed:
+def find(family: ReplicatedRows, around: Surroundings) -> tuple[list[int], bool]:
+    """The rows that came apart and surely should not, and were not found before; whether the ranks train alone."""
+    fresh = [row for row, apart in family.apart.items() if apart.found is None and family.trainable[row]]
+    if fresh and not around.communicates and not around.changed:
+        age = around.step - around.first_step
         own = [row for row in fresh if family.unequal_first[row]]
-        if age >= ALONE_STEPS and 2 * int(family.numel[own].sum()) > around.elements:
-            yield DesyncPattern.INITIALISATION, own
-            return
-        if age >= UNSYNCHRONISED_STEPS and not around.has_own and 2 * int(family.numel[fresh].sum()) > around.elements:
-            yield DesyncPattern.UNSYNCHRONISED, fresh
-            return
+        if age >= ALONE_STEPS and _are_most(family, own, around):
+            return own, True
+        if age >= UNSYNCHRONISED_STEPS and not around.has_own and _are_most(family, fresh, around):
+            return fresh, True
     stray = [row for row in fresh if _is_stray(family, row, around)]
-    if not stray or 2 * int(family.numel[stray].sum()) > around.elements:
-        return
-    early = [row for row in stray if not family.changed[row]]
-    if early:
-        yield DesyncPattern.SUBSET, early
-    late = [row for row in stray if family.changed[row]]
-    if late:
-        yield DesyncPattern.ONE_RANK, late
+    return ([], False) if _are_most(family, stray, around) else (stray, False)
+
+
+def since(family: ReplicatedRows, row: int) -> Since:
+    """Since when a row is apart that was found."""
+    if family.unequal_first[row]:
+        return Since.BEGINNING
+    return Since.LATER if family.changed[row] else Since.FIRST_CHANGE
+
+
+def _are_most(family: ReplicatedRows, rows: list[int], around: Surroundings) -> bool:
+    return 2 * int(family.numel[rows].sum()) > around.elements
 
 
 def _is_stray(family: ReplicatedRows, row: int, around: Surroundings) -> bool:

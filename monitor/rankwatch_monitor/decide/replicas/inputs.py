@@ -6,10 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from .desync import DesyncPattern
-from .findings import NEVER, CameApart, DesyncFindings
-from .rounds import At, Lockstep, Memory
+from rankwatch.shared.types.fingerprint import Fingerprint
+
+from .findings import DesyncFindings
+from .patterns import NEVER, CameApart, Of, Since
+from .rounds import At, Lockstep, Memory, Round
 from .table_layout import MeshLayout
+from .votes import Split
 
 INPUT = "input"
 """What stands in the place of a parameter: the checksum is of all tensors that the root was given."""
@@ -21,22 +24,19 @@ MAX_CANDIDATES = 256
 """Sets of ranks that were fed alike in the last comparison."""
 
 
-@dataclass(slots=True)
-class InputChecksums:
-    """A round: each checksum once, with its ranks."""
+_RANK_BYTES = 64
 
-    step: int = 0
-    held: int = 0
+
+@dataclass(slots=True)
+class InputChecksums(Round):
+    """Each checksum once, with its ranks."""
+
     ranks: dict[bytes, list[int]] = field(default_factory=dict)
 
-    def add(self, checksum: bytes, rank: int) -> int:
-        """Returns how many bytes more it holds now."""
-        self.ranks.setdefault(checksum, []).append(rank)
+    def add(self, rank: int, fingerprint: Fingerprint) -> None:
+        self.step = max(self.step, fingerprint.step)
+        self.ranks.setdefault(fingerprint.inputs, []).append(rank)
         self.held += _RANK_BYTES
-        return _RANK_BYTES
-
-
-_RANK_BYTES = 64
 
 
 class _Alike(NamedTuple):
@@ -45,20 +45,20 @@ class _Alike(NamedTuple):
     since: int
 
 
-class InputGroup:
+class InputGroup(Lockstep[InputChecksums]):
     """The ranks that must be fed different data, unless they lie at one coordinate of ``mesh``."""
 
-    def __init__(self, mesh: MeshLayout, gone: set[int], memory: Memory, findings: DesyncFindings) -> None:
-        self.ranks = tuple(sorted(mesh.mesh.ranks))
-        self.lockstep = Lockstep(self.ranks, gone, memory, InputChecksums, self._judge)
+    def __init__(
+        self, ranks: tuple[int, ...], gone: set[int], memory: Memory, findings: DesyncFindings, mesh: MeshLayout
+    ) -> None:
+        super().__init__(ranks, gone, memory, InputChecksums)
         self._source = mesh.mesh.source
-        self._coordinates = {rank: mesh.coordinate_of(rank) for rank in self.ranks}
+        self._coordinates = {rank: mesh.coordinate_of(rank) for rank in ranks}
         self._findings = findings
         self._alike: dict[frozenset[int], _Alike] = {}
         self._found: set[frozenset[int]] = set()
 
-    def _judge(self, at: At, round_: InputChecksums) -> None:
-        """Takes a round that is complete."""
+    def judge(self, at: At, round_: InputChecksums) -> None:
         alike: dict[frozenset[int], _Alike] = {}
         for ranks, now in self._candidates(round_):
             if len(alike) < MAX_CANDIDATES and (ranks not in alike or alike[ranks].times < now.times):
@@ -67,12 +67,8 @@ class InputGroup:
         for ranks, now in alike.items():
             if now.times >= ALIKE and not any(ranks <= found for found in self._found):
                 self._found.add(ranks)
-                self._findings.add(
-                    CameApart(
-                        now.since, DesyncPattern.SAME_INPUT, tuple(sorted(ranks)), len(self.ranks), None, True,
-                        self._source, {INPUT: NEVER},
-                    )
-                )  # fmt: skip
+                split = Split(tuple(sorted(ranks)), len(self.ranks), len(ranks) < len(self.ranks))
+                self._findings.add(CameApart(now.since, split, Since.UNSEEN, True, self._source, {INPUT: NEVER}, Of.INPUTS))
 
     def _candidates(self, round_: InputChecksums) -> Iterator[tuple[frozenset[int], _Alike]]:
         for checksum, ranks in round_.ranks.items():

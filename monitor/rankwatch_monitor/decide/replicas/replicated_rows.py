@@ -8,19 +8,22 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from .findings import NEVER, DesyncOrigin
+from .patterns import NEVER, CameApart, Since
 from .table_layout import Kin, Section
 from .votes import Lanes, RowVotes, Split, Variant, are_known, count, lanes_of, project
 
 
 @dataclass(slots=True)
 class Apart:
-    """A parameter that is not equal on all ranks, since the look of step ``since``; ``looks`` are all since then."""
+    """A parameter that is not equal on all ranks, since the look of step ``since``; ``looks`` are all since then.
+
+    ``found``: what is told of it. None: it may differ by right.
+    """
 
     since: int
     split: Split
     looks: list[int]
-    origin: DesyncOrigin | None = None
+    found: CameApart | None = None
 
 
 class ReplicatedRows:
@@ -79,15 +82,15 @@ class ReplicatedRows:
         self.changed[chosen[moved]] = True
         return True
 
-    def note_apart(self, section: Section, votes: RowVotes, step: int) -> dict[Split, list[int]]:
+    def note_apart(self, section: Section, votes: RowVotes, step: int) -> list[int]:
         """Takes the rows that differ; returns those that were not apart yet."""
-        new: dict[Split, list[int]] = {}
+        new: list[int] = []
         for split, places in votes.splits.items():
             for row in section.chosen[places].tolist():
                 known = self.apart.get(row)
                 if known is None:
                     self.apart[row] = Apart(step, split, [step])
-                    new.setdefault(split, []).append(row)
+                    new.append(row)
                 else:
                     known.split = split
                     if len(known.looks) < _LOOKS:
@@ -109,8 +112,12 @@ class ReplicatedRows:
             return self.looked
         counted = self.looked & (self.rejoined | ~self.unequal_first)
         for row, apart in self.apart.items():
-            counted[row] = apart.origin is not None
+            counted[row] = apart.found is not None
         return counted
+
+    def found_since(self, since: Since) -> dict[int, CameApart]:
+        """What was found of the rows that are apart since then."""
+        return {row: one.found for row, one in self.apart.items() if one.found is not None and one.found.since is since}
 
 
 _LOOKS = 64

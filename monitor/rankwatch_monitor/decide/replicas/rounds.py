@@ -6,7 +6,8 @@ A round is complete when each of its ranks has reported it or a later one, has l
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from dataclasses import dataclass, field
+from typing import Generic, NamedTuple, TypeVar
 
 MAX_ROUNDS = 256
 """Rounds of the same ranks that wait: the collector may hear of one rank long before it hears of another."""
@@ -51,23 +52,22 @@ class Memory:
             self._of_all.add(size)
 
 
-class Round(Protocol):
-    held: int
-    """The bytes that it holds."""
+@dataclass(slots=True)
+class Round:
+    """What ranks reported at one moment.
+
+    ``missing``: those that are waited for. ``before``: the ordinal that its ranks reported last; None: that is not known, or was
+    in another era. ``held``: the bytes that it holds, of which ``counted`` are in the memory.
+    """
+
+    step: int = 0
+    held: int = 0
+    counted: int = 0
+    missing: set[int] = field(default_factory=set)
+    before: int | None = None
 
 
 R = TypeVar("R", bound=Round)
-
-
-class _Waiting(Generic[R]):
-    """``before``: the ordinal that its ranks reported last; None: that is not known, or was in another era."""
-
-    __slots__ = ("before", "missing", "round")
-
-    def __init__(self, round_: R, missing: set[int]) -> None:
-        self.round = round_
-        self.missing = missing
-        self.before: int | None = None
 
 
 class Lockstep(Generic[R]):
@@ -76,22 +76,30 @@ class Lockstep(Generic[R]):
     Args:
         gone: the ranks of the run that have left, kept by the caller.
         make: makes an empty round.
-        judge: takes a round when it is complete; of several, the earliest first.
     """
 
-    def __init__(
-        self, ranks: tuple[int, ...], gone: set[int], memory: Memory, make: Callable[[], R], judge: Callable[[At, R], None]
-    ) -> None:
+    def __init__(self, ranks: tuple[int, ...], gone: set[int], memory: Memory, make: Callable[[], R]) -> None:
         self.ranks = ranks
-        self._judge = judge
+        self.times = 0
+        """Rounds that were compared."""
+        self.last_step = -1
         self._gone = gone
         self._memory = memory
         self._make = make
         self._late: set[int] = set()
         """Not waited for until they report a round that is not complete yet."""
         self._reached: dict[int, At] = {}
-        self._waiting: dict[At, _Waiting[R]] = {}
+        self._waiting: dict[At, R] = {}
         self._done = At(-1, -1)
+
+    def judge(self, at: At, round_: R) -> None:
+        """Takes a round that is complete; of several, the earliest first."""
+        raise NotImplementedError
+
+    def count(self, step: int) -> None:
+        """A round was compared."""
+        self.times += 1
+        self.last_step = max(self.last_step, step)
 
     def enter(self, rank: int, at: At) -> R | None:
         """The round to which this rank's report belongs. None: it is complete or too far from the others, or memory is full.
@@ -100,25 +108,25 @@ class Lockstep(Generic[R]):
         """
         if at <= self._done or at <= self._reached.get(rank, self._done) or self._memory.is_full:
             return None
-        waiting = self._waiting.get(at)
-        if waiting is None:
+        round_ = self._waiting.get(at)
+        if round_ is None:
             if len(self._waiting) >= 2 * MAX_ROUNDS:
                 return None
-            missing = {
+            round_ = self._waiting[at] = self._make()
+            round_.missing = {
                 other
                 for other in self.ranks
                 if other not in self._gone and other not in self._late and self._reached.get(other, self._done) < at
             }
-            waiting = self._waiting[at] = _Waiting(self._make(), missing)
-            waiting.round.held += _MEMBER_BYTES * len(missing) + _ROUND_BYTES
-            self._memory.add(waiting.round.held)
+            round_.held = _MEMBER_BYTES * len(round_.missing) + _ROUND_BYTES
+            self._hold(round_)
         reached = self._reached.get(rank)
         if reached is not None and reached.era == at.era:
-            if waiting.before is None:
-                waiting.before = reached.ordinal
-            if waiting.before != reached.ordinal:
+            if round_.before is None:
+                round_.before = reached.ordinal
+            if round_.before != reached.ordinal:
                 return None
-        return waiting.round
+        return round_
 
     def arrive(self, rank: int, at: At) -> None:
         """The rank has reported all that it says of this moment."""
@@ -130,23 +138,25 @@ class Lockstep(Generic[R]):
             self._late.discard(rank)
         if not self._waiting:
             return
-        for moment, waiting in self._waiting.items():
+        if (own := self._waiting.get(at)) is not None and own.held != own.counted:
+            self._hold(own)
+        for moment, round_ in self._waiting.items():
             if before < moment <= at:
-                waiting.missing.discard(rank)
+                round_.missing.discard(rank)
         if len(self._waiting) > MAX_ROUNDS:
             self._leave_behind()
         self._complete()
 
     def leave(self, rank: int) -> None:
         """The rank is gone. It may come back."""
-        for waiting in self._waiting.values():
-            waiting.missing.discard(rank)
+        for round_ in self._waiting.values():
+            round_.missing.discard(rank)
         self._complete()
 
     def end(self) -> None:
         """Nothing more will be reported."""
-        for waiting in self._waiting.values():
-            waiting.missing.clear()
+        for round_ in self._waiting.values():
+            round_.missing.clear()
         self._complete()
 
     def _leave_behind(self) -> None:
@@ -154,18 +164,22 @@ class Lockstep(Generic[R]):
         late = self._waiting[min(self._waiting)].missing
         here = sum(rank not in self._gone and rank not in self._late for rank in self.ranks)
         if 2 * len(late) > here:
-            self._memory.add(-self._waiting.pop(max(self._waiting)).round.held)
+            self._memory.add(-self._waiting.pop(max(self._waiting)).counted)
             return
         self._late |= late
-        for waiting in self._waiting.values():
-            waiting.missing -= self._late
+        for round_ in self._waiting.values():
+            round_.missing -= self._late
 
     def _complete(self) -> None:
-        if all(waiting.missing for waiting in self._waiting.values()):
+        if all(round_.missing for round_ in self._waiting.values()):
             return
-        last = max(at for at, waiting in self._waiting.items() if not waiting.missing)
+        last = max(at for at, round_ in self._waiting.items() if not round_.missing)
         for at in sorted(at for at in self._waiting if at <= last):
-            round_ = self._waiting.pop(at).round
-            self._memory.add(-round_.held)
-            self._judge(at, round_)
+            round_ = self._waiting.pop(at)
+            self._memory.add(-round_.counted)
+            self.judge(at, round_)
         self._done = max(self._done, last)
+
+    def _hold(self, round_: R) -> None:
+        self._memory.add(round_.held - round_.counted)
+        round_.counted = round_.held

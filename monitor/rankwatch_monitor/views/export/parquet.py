@@ -8,17 +8,18 @@ from typing import IO, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rankwatch import __version__
-from rankwatch.shared.types.frame import MEASURED, NO_LOSS, NO_NORM, State
+from rankwatch.shared.types.frame import MEASURED, NO_LOSS, NO_NORM, FrameTable, State
 
 from ...record.layout import NO_MEMORY, NO_ROW, Array
 from ...record.reader import RunRecord
 from ...record.rows import DigestBlock, EnvelopePart, SentPart
 from ...record.schema import StoreError
 from .origin import Origin
-from .rows import NO_WORD, TEXTS, TableWords, Words
+from .rows import TEXTS, FrameRows, of_words
 from .written import Written
 
 _T = TypeVar("_T")
@@ -65,7 +66,7 @@ _PACKED = "run", "job", "restart", *(name for name, _ in (*_RANK, *_READING)), "
 
 _YEAR_10000 = 253402300800.0
 
-_STATES = Words(state.name.lower() for state in State)
+_STATES = of_words([state.name.lower() for state in State])
 _MEASURED = np.array([state in MEASURED for state in State])
 
 
@@ -125,11 +126,10 @@ class _Batches:
     def __init__(self, origin: Origin, schema: pa.Schema) -> None:
         self._origin = origin
         self._schema = schema
-        self._rows = TableWords()
-        self._hosts = Words()
-        self._host, self._local_rank = (np.full(origin.world_size, NO_WORD, np.int32) for _ in range(2))
-        for rank, (host, local_rank) in origin.hosts.items():
-            self._host[rank], self._local_rank[rank] = self._hosts.numbers([host])[0], local_rank
+        self._rows = FrameRows({})
+        hosts = [origin.hosts.get(rank, (None, None)) for rank in range(origin.world_size)]
+        self._hosts = of_words([host for host, _ in hosts])
+        self._local_ranks = pa.array([local_rank for _, local_rank in hosts], pa.int32())
 
     def of_summaries(self, parts: Sequence[SentPart]) -> pa.RecordBatch:
         lows, highs, states = (np.concatenate(columns) for columns in zip(*[part.columns() for part in parts], strict=True))
@@ -144,7 +144,7 @@ class _Batches:
             **self._readings(parts, counts),
             abs_min=pa.array(lows.astype(np.float64), mask=~measured),
             abs_max=pa.array(highs.astype(np.float64), mask=~measured),
-            state=_words(states.astype(np.int32), _STATES),
+            state=_STATES.take(pa.array(states)),
         )
 
     def of_envelopes(self, spans: Sequence[EnvelopePart]) -> pa.RecordBatch:
@@ -162,18 +162,18 @@ class _Batches:
             abs_min_rank=_known(low_rank, NO_ROW),
             abs_max=pa.array(high.astype(np.float64), mask=high_rank == NO_ROW),
             abs_max_rank=_known(high_rank, NO_ROW),
-            state=_words(state.astype(np.int32), _STATES),
+            state=_STATES.take(pa.array(state)),
             state_rank=_known(state_rank, NO_ROW),
         )
 
     def of_digests(self, block: DigestBlock) -> pa.RecordBatch:
         digests = block.digests
-        readings = {}
+        table_rows, first_frames = self._rows_of(block.tables), pa.array(digests["first_frame"].astype(np.int64))
+        readings: dict[str, pa.Array] = {}
         for prefix, row in (("", "row"), ("bad_", "bad_row")):
-            found = self._rows.at(block.tables, digests["table"], digests[row])
-            frame = np.where(found["frame"] < 0, -1, found["frame"] + digests["first_frame"])
-            readings[f"{prefix}frame"] = _known(frame, -1)
-            readings |= {f"{prefix}{name}": _words(found[name], self._rows.words[name]) for name in TEXTS}
+            found = table_rows.take(table_rows.places(digests["table"], digests[row]))
+            found["frame"] = pc.add(found["frame"], first_frames)
+            readings |= {f"{prefix}{name}": column for name, column in found.items()}
         return self._batch(
             len(digests),
             **self._ranks(digests["rank"].astype(np.int64)),
@@ -192,33 +192,31 @@ class _Batches:
         )
 
     def _ranks(self, ranks: Array) -> dict[str, object]:
-        if len(ranks) and not 0 <= ranks.min() <= ranks.max() < len(self._host):
+        if len(ranks) and not 0 <= ranks.min() <= ranks.max() < len(self._hosts):
             raise StoreError(f"the record of run {self._origin.run}: ranks that the run does not have")
-        return {
-            "rank": ranks,
-            "host": _words(self._host[ranks], self._hosts),
-            "local_rank": _known(self._local_rank[ranks], NO_WORD),
-        }
+        places = pa.array(ranks)
+        return {"rank": ranks, "host": self._hosts.take(places), "local_rank": self._local_ranks.take(places)}
 
     def _readings(self, parts: Sequence[SentPart | EnvelopePart], counts: Sequence[int]) -> dict[str, object]:
-        columns = [self._rows.of(part.number, part.table) for part in parts]
-        joined = {name: np.concatenate([column[name] for column in columns]) for name in ("frame", *TEXTS)}
-        frames = joined["frame"] + np.repeat([part.first_frame for part in parts], counts)
-        return {"frame": frames, **{name: _words(joined[name], self._rows.words[name]) for name in TEXTS}}
+        rows = self._rows_of({part.number: part.table for part in parts})
+        found: dict[str, object] = {**rows.take(pa.array(np.concatenate([rows.of(part.number) for part in parts])))}
+        found["frame"] = pc.add(found["frame"], pa.array(np.repeat([part.first_frame for part in parts], counts)))
+        return found
+
+    def _rows_of(self, tables: Mapping[int, FrameTable]) -> FrameRows:
+        if not self._rows.has(tables):
+            self._rows = FrameRows(tables)
+        return self._rows
 
     def _batch(self, rows: int, **columns: object) -> pa.RecordBatch:
-        origin, same = self._origin, np.zeros(rows, np.int32)
-        columns |= {"run": _words(same, Words([origin.run])), "job": _words(same, Words([origin.job]))}
+        origin, same = self._origin, pa.array(np.zeros(rows, np.int32))
+        columns |= {"run": of_words([origin.run]).take(same), "job": of_words([origin.job]).take(same)}
         columns["restart"] = np.full(rows, origin.restart, np.int32)
         arrays = [
             (column if isinstance(column, pa.Array) else pa.array(np.ascontiguousarray(column))).cast(field.type)
             for field, column in ((field, columns[field.name]) for field in self._schema)
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
-
-
-def _words(numbers: Array, words: Words) -> pa.Array:
-    return pa.DictionaryArray.from_arrays(pa.array(numbers, mask=numbers == NO_WORD), pa.array(words.all(), pa.string()))
 
 
 def _known(numbers: Array, unknown: float) -> pa.Array:

@@ -1,12 +1,12 @@
-"""Frame tables -> columns of numbers for words: each word is stored once for all readings of all parts."""
+"""Frame tables -> Arrow columns of their rows, from which readings take theirs: each word is stored once for all readings."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+import pyarrow as pa
 
-from rankwatch.shared.bounded import BoundedDict
 from rankwatch.shared.types.frame import FrameTable
 
 from ...record.layout import NO_ROW, Array
@@ -14,53 +14,13 @@ from ...record.layout import NO_ROW, Array
 TEXTS = "module", "module_class", "phase", "label", "kind", "dtype"
 """The columns of words that a frame table has for its rows, besides the frame."""
 
-NO_WORD = -1
-"""The number that stands for no word."""
 
-CACHED_TABLES = 64
-"""Frame tables whose columns are held in memory."""
+class FrameRows:
+    """The rows of frame tables, one table after the other: ``frame``, counted from the part's first, and TEXTS."""
 
-
-class Words:
-    """Words, numbered in the order in which they came."""
-
-    def __init__(self, words: Iterable[str] = ()) -> None:
-        self._numbers: dict[str, int] = {}
-        self.numbers(words)
-
-    def numbers(self, words: Iterable[str]) -> Array:
-        """The numbers of these words."""
-        numbers = self._numbers
-        return np.array([numbers.setdefault(word, len(numbers)) for word in words], np.int32)
-
-    def all(self) -> list[str]:
-        return list(self._numbers)
-
-
-class TableWords:
-    """The columns of frame tables: ``frame``, counted from the part's first, and for each of TEXTS the numbers of its words."""
-
-    def __init__(self) -> None:
-        self.words = {name: Words() for name in TEXTS}
-        self._of = BoundedDict[int, dict[str, Array]](CACHED_TABLES)
-
-    def of(self, number: int, table: FrameTable) -> dict[str, Array]:
-        """The columns of the table with this number."""
-        if number not in self._of:
-            self._of[number] = self._columns(table)
-        return self._of[number]
-
-    def at(self, tables: dict[int, FrameTable], numbers: Array, rows: Array) -> dict[str, Array]:
-        """The columns of single rows, each in the table of its number; NO_WORD, and frame -1, without such a table or row."""
-        found = {name: np.full(len(rows), NO_WORD, np.int32) for name in ("frame", *TEXTS)}
-        for number, table in tables.items():
-            here = (numbers == number) & (rows != NO_ROW) & (rows < table.rows)
-            for name, column in self.of(number, table).items():
-                found[name][here] = column[rows[here]]
-        return found
-
-    def _columns(self, table: FrameTable) -> dict[str, Array]:
-        rows = [(frame, spec, row) for frame, spec in enumerate(table.specs) for row in spec.readings]
+    def __init__(self, tables: Mapping[int, FrameTable]) -> None:
+        specs = [(frame, spec) for table in tables.values() for frame, spec in enumerate(table.specs)]
+        rows = [(frame, spec, row) for frame, spec in specs for row in spec.readings]
         words = {
             "module": [spec.module for _, spec, _ in rows],
             "module_class": [spec.module_class for _, spec, _ in rows],
@@ -69,5 +29,31 @@ class TableWords:
             "kind": [row.kind.name.lower() for _, _, row in rows],
             "dtype": [row.dtype for _, _, row in rows],
         }
-        frames = np.array([frame for frame, _, _ in rows], np.int32)
-        return {"frame": frames, **{name: self.words[name].numbers(words[name]) for name in TEXTS}}
+        self._columns = {"frame": pa.array([frame for frame, _, _ in rows], pa.int64())}
+        self._columns |= {name: of_words(words[name]) for name in TEXTS}
+        self._counts = {number: table.rows for number, table in tables.items()}
+        self._starts = dict(zip(tables, np.cumsum([0, *self._counts.values()]).tolist(), strict=False))
+
+    def has(self, tables: Mapping[int, FrameTable]) -> bool:
+        return tables.keys() <= self._starts.keys()
+
+    def of(self, number: int) -> Array:
+        """The places of all rows of the table with this number."""
+        start = self._starts[number]
+        return np.arange(start, start + self._counts[number])
+
+    def places(self, numbers: Array, rows: Array) -> pa.Array:
+        """The places of single rows, each in the table of its number; null without such a table or row."""
+        found, known = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.bool_)
+        for number, start in self._starts.items():
+            here = (numbers == number) & (rows != NO_ROW) & (rows < self._counts[number])
+            found[here] = rows[here].astype(np.int64) + start
+            known |= here
+        return pa.array(found, mask=~known)
+
+    def take(self, places: pa.Array) -> dict[str, pa.Array]:
+        return {name: column.take(places) for name, column in self._columns.items()}
+
+
+def of_words(words: Sequence[str | None]) -> pa.Array:
+    return pa.array(words, pa.string()).dictionary_encode()

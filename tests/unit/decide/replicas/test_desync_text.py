@@ -41,7 +41,7 @@ def test_groups_of_replicas_that_came_apart_alike_are_one_line() -> None:
 
 
 def test_what_single_ranks_did_is_a_line_each_and_the_earliest_comes_first() -> None:
-    later = replace(FLIPPED, step=300, ranks=(2,), host="", gpu="")
+    later = replace(FLIPPED, step=300, ranks=(2,), host="", gpu="", origin=2)
     assert [line.partition(":")[0] for line in told(later, FLIPPED)] == ["rank 1 of 4 (gpu07, GPU-5f3a)", "rank 2 of 4"]
 
 

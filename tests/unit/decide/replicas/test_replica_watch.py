@@ -301,7 +301,7 @@ def test_a_hostile_rank_cannot_make_the_collector_grow(monkeypatch: pytest.Monke
     tracemalloc.stop()
     assert peak < 12 << 20
     assert len(job.watch._layouts) <= 1 + replicas_module.TABLES_OF_RANK
-    assert max(map(len, job.watch._locksteps_of.values())) <= replicas_module.GROUPS_OF_RANK
+    assert max(map(len, job.watch._groups_of.values())) <= replicas_module.GROUPS_OF_RANK
 
 
 def test_all_runs_of_a_key_hold_rounds_and_tables_within_bounds() -> None:
@@ -356,7 +356,7 @@ HYBRID = RankMesh((0, 1, 2, 3), (2, 2), (True, False), gathers=1, source="HSDP")
 
 def lines(job: Watched) -> list[tuple[str, int]]:
     job.found()
-    return [(origin.pattern.value, len(origin.entries)) for origin in job.watch.findings.origins]
+    return [(origin.pattern.value, len(origin.noted)) for origin in job.watch.findings.origins]
 
 
 def test_blocks_left_out_of_the_average_are_a_subset_however_many_they_are() -> None:

@@ -170,7 +170,7 @@ def test_desynced_parameters_come_first(view: View) -> None:
     assert lines[11].startswith("> gpu-a100-0025")
     assert "desync: rank 203 of 1024" in shown(apart, Focus(rank=203))
     assert "desync" not in shown(apart, Focus(rank=204))
-    many = tuple(replace(flipped, ranks=(rank,)) for rank in range(20))
+    many = tuple(replace(flipped, ranks=(rank,), origin=rank) for rank in range(20))
     crowded = replace(apart, report=replace(apart.report, desync=many))
     assert [line.partition(":")[0] for line in shown(crowded).splitlines()[5:9]] == ["desync"] * 3 + ["[...]"]
     for size in (Size(80, 10), Size(120, 50), Size(62, 15)):
