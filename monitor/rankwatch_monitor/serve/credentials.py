@@ -13,7 +13,7 @@ from rankwatch.shared.link import sockets
 from rankwatch.shared.link.connection import NO_KEYS, Connection, KeyPair
 from rankwatch.shared.types import messages
 
-from ..decide.core.keyring import MAX_JOBS, Keyring
+from ..decide.keyring import MAX_JOBS, Keyring
 from .key_file import KeyFile
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from rankwatch.shared.bounded import BoundedDict
 from rankwatch.shared.link.allowance import Allowance
 
 from ..decide.core import budget
-from ..decide.core.keyring import ANY_JOB
+from ..decide.keyring import ANY_JOB
 
 KNOWN_RUNS = 1 << 16
 """Runs whose key is remembered; that of an earlier one counts for the collector's own key."""

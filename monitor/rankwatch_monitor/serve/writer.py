@@ -21,7 +21,7 @@ from rankwatch.shared.system.process import boot_id
 from ..decide.core.effects import Show
 from ..decide.core.gaps import END, Gap
 from ..decide.core.journal import NO_RANK, Entry, Opened, Trained
-from ..decide.core.keyring import ANY_JOB
+from ..decide.keyring import ANY_JOB
 from ..record.disk import LOSES_ALL, OURS, SILENT, describe_failure
 from ..record.schema import FILE, RecordGone, StoreError
 from ..record.store import Limits, Store

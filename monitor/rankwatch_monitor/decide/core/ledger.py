@@ -18,11 +18,11 @@ from rankwatch.shared.types.frame import FrameTable
 from rankwatch.shared.types.tuning import Tuning
 from rankwatch.shared.words.patterns import describe_unmatched, ignorable, names_of
 
+from ..keyring import ANY_JOB
 from .budget import LINES_AT_ONCE, MAX_RUNS, WORDS_OVERHEAD, Budget
 from .effects import Effect, IssueKey, Note, Send
 from .gaps import Gap
 from .journal import Entry, JobEnded, JobInterrupted, Opened, Progress
-from .keyring import ANY_JOB
 from .options import Options
 from .report import RankState
 from .run import Run

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankwatch.shared.link.connection import KeyPair
-from rankwatch_monitor.decide.core.keyring import ANY_JOB, MAX_JOBS, Keyring
+from rankwatch_monitor.decide.keyring import ANY_JOB, MAX_JOBS, Keyring
 
 
 def keys(name: str) -> KeyPair:
