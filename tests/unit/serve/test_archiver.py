@@ -10,6 +10,7 @@ import pytest
 
 import records
 from collectors import until
+from rankwatch.shared.system.process import started_at
 from rankwatch_monitor.decide.core.journal import NO_RANK, Closed, Entry, Opened
 from rankwatch_monitor.serve import archiver
 from rankwatch_monitor.serve.archiver import Archiver, command_of
@@ -90,7 +91,7 @@ def test_a_file_system_that_hangs_does_not_hold_a_job_up(
     told = [message for message in caplog.messages if "there was no more time" in message]
     assert [message.split()[1] for message in told] == ["train-0", "train-1"]
     pid = int((tmp_path / "pid").read_text())
-    until(lambda: not Path(f"/proc/{pid}/stat").exists() or " Z " in Path(f"/proc/{pid}/stat").read_text())
+    until(lambda: started_at(pid) is None)
 
 
 def test_a_try_is_bounded(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
