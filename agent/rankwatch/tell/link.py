@@ -69,8 +69,8 @@ FAREWELL_TIMEOUT = 4.0
 """Seconds that ``close`` waits for the last messages to be acknowledged, even if the collector has just become unreachable:
 a rank whose BYE does not arrive counts as lost."""
 
-STAY_INTERVAL = 0.1
-"""Seconds between looks at whether this rank still has to stay for another one, and the collector still answers."""
+STAY_INTERVAL = 0.5
+"""Seconds between looks at whether the collector still answers, while this rank stays for another one."""
 
 TRIP_TIMEOUT = 0.2
 """Seconds that a close-up waits until the collector has the trip."""
@@ -148,6 +148,7 @@ class Link:
         """The process that started this one and is to end it. Another launcher may end and leave its ranks behind."""
         self._was_held = False
         self._stay_until = 0.0
+        self._may_go = threading.Event()
 
         self._probe: Moment | None = None
         self._probed_at = 0.0
@@ -235,7 +236,7 @@ class Link:
                 "%s: stays up to %.0f s: another rank saves, and torchrun would end it after this one", self._who, left
             )
         while time.monotonic() < self._stay_until and self._online.is_set():
-            time.sleep(STAY_INTERVAL)
+            self._may_go.wait(STAY_INTERVAL)
 
     def release(self) -> None:
         """Ends the link later. Takes no lock and does not wait: a garbage collection may call it anywhere."""
@@ -406,6 +407,7 @@ class Link:
             self._abort(message)
         elif isinstance(message, messages.Stay):
             self._stay_until = time.monotonic() + message.seconds
+            (self._may_go.clear if message.seconds else self._may_go.set)()
             self._watch.on_stay(message.seconds)
         elif isinstance(message, messages.Tune):
             self._tuning = message
