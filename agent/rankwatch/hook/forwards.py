@@ -191,7 +191,8 @@ class Forwards:
     def _call(self, named: NamedModule, args: Any, kwargs: Any, output: Any) -> None:
         frame = self._recorder.call(self._life.next, named, Phase.FORWARD, args, kwargs, output)
         self._batches.add(frame, (args, kwargs, output))
-        self._gradients.watch_call(named, args, kwargs, output, self._life.of_forward)
+        if self._gradients.is_on:  # asked here: most trainings save two calls a module
+            self._gradients.watch_call(named, args, kwargs, output, self._life.of_forward)
 
     def _mark(self, tensor: Tensor, label: str, named: NamedModule) -> None:
         self._batches.add(self._recorder.values(self._life.next, named, [(Kind.MARKED, label, tensor)]), ((), {}, tensor))

@@ -42,7 +42,7 @@ class Gradients:
         collectives: Collectives,
         losses: Losses,
     ) -> None:
-        self._is_on = is_on
+        self.is_on = is_on
         self._batches = batches
         self._recorder = recorder
         self._model = model
@@ -56,19 +56,19 @@ class Gradients:
 
     def watch_call(self, named: NamedModule, args: Any, kwargs: Any, output: Any, batch: BatchInProgress) -> None:
         """Measures the gradients of a call when its backward comes."""
-        if self._is_on and torch.is_grad_enabled() and batch.is_streamed:
+        if self.is_on and torch.is_grad_enabled() and batch.is_streamed:
             self._calls.watch(args, kwargs, output, partial(self._add_call, batch.part, named))
             self._parameters.watch(named)
 
     def watch_compiled(self, called: list[NamedModule], batch: BatchInProgress) -> None:
         """The same for compiled calls, of which only the parameters can be measured."""
-        if self._is_on and torch.is_grad_enabled() and batch.is_streamed:
+        if self.is_on and torch.is_grad_enabled() and batch.is_streamed:
             for named in called:
                 self._parameters.watch(named)
 
     def on(self, event: ForwardComes | BackwardEnded | StepBegins) -> None:
         batch = self._batches.life.of_backward
-        is_on = self._is_on and batch.is_streamed
+        is_on = self.is_on and batch.is_streamed
         match event:
             case ForwardComes():
                 self._reduced.forward_begins()

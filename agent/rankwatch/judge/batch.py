@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from enum import Enum, Flag, auto
+from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..shared.bounded import BoundedDict
@@ -95,12 +95,11 @@ PART_MOVES = {
 }
 
 
-class Gate(Flag):
+class Gate(Enum):
     """What a judged part waits for before it is sent."""
 
-    OPEN = 0
-    LOSS = auto()
-    BACKWARD = auto()
+    LOSS = "the loss that it is sent with"
+    BACKWARD = "a backward, which makes its forward a batch"
 
 
 def no_norm() -> float:
@@ -214,7 +213,7 @@ class BatchPart:
         self.loss_origin: LossOrigin | None = None
         """Where the loss came from, if it is bad."""
         self.state = PartState.OPEN
-        self.gates = Gate.OPEN if batch.is_sure else Gate.BACKWARD
+        self.gates = set[Gate]() if batch.is_sure else {Gate.BACKWARD}
         self.is_cut = False
         """Whether it ends at its first bad frame, up to which it was run again: it is not sent as a batch."""
         self.look: Look | None = None
@@ -231,7 +230,7 @@ class BatchPart:
     @property
     def is_sent_now(self) -> bool:
         """Whether nothing keeps it from being sent."""
-        return self.gates is Gate.OPEN and self.state in (PartState.JUDGED, PartState.TRIPPED)
+        return not self.gates and self.state in (PartState.JUDGED, PartState.TRIPPED)
 
     def move(self, state: PartState) -> None:
         """Moves to another state, of which ``PART_MOVES`` must know."""

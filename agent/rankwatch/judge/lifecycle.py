@@ -397,7 +397,7 @@ class Life:
                 self._be_batch(batch, task, steps)
             if is_further or part.first[:2] != batch.position[:2]:
                 self._move(part)
-            part.gates &= ~Gate.BACKWARD  # last: an interruption before this leaves it to the step
+            part.gates.discard(Gate.BACKWARD)  # last: an interruption before this leaves it to the step
             is_last = part is batch.part
             effects.append(Close(self._cut(batch), awaits_loss=not self._sends_at_once) if is_last else Release(part))
         return effects
@@ -425,7 +425,7 @@ class Life:
             self._candidate = self._candidate_part = None
             self.is_direct = False
         batch.move(BatchState.BATCH)
-        batch.part.gates &= ~Gate.BACKWARD
+        batch.part.gates.discard(Gate.BACKWARD)
         self._origin, self._last_step, self._last_task = batch.origin, steps.done, task
 
     def _move(self, part: BatchPart) -> None:

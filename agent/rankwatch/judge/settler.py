@@ -143,7 +143,7 @@ class Settler:
         self._close(part)
         if awaits_loss:
             self.expect_no_loss()
-            part.gates |= Gate.LOSS
+            part.gates.add(Gate.LOSS)
             self._awaited = part
         is_late = self._may_be_late and batch.is_streamed and batch.is_sure and self._tape.is_far
         if is_late or self.check is Check.ASYNC:
@@ -330,7 +330,7 @@ class Settler:
 
     def _send_without_loss(self, forward: BatchPart) -> None:
         """No loss, or no further one, of this forward will come."""
-        forward.gates &= ~Gate.LOSS
+        forward.gates.discard(Gate.LOSS)
         if forward.is_judged:
             forward.batch.entry = None
             if forward.is_sent_now:

@@ -320,7 +320,8 @@ class Recorder:
                 return seen.cell
             if not values.numel():
                 return _EMPTY
-            cell = self._tape.write(values.detach() if values.requires_grad else values, _state_of(value.dtype))
+            state = None if value.dtype.is_floating_point else _state_of(value.dtype)  # a call less for nearly all of them
+            cell = self._tape.write(values.detach() if values.requires_grad else values, state)
         except (Unmeasurable, RuntimeError, TypeError, ValueError) as error:
             if is_stored_apart(value):  # asked here and not before, as hardly any tensor is
                 with suppress(Unmeasurable, RuntimeError):

@@ -147,7 +147,7 @@ def test_an_evaluation_is_judged_and_no_batch() -> None:
 def test_a_candidate_is_held_until_a_backward_reaches_it() -> None:
     training = Training()
     part = training.forward(BatchOrigin.EVALUATING)
-    assert (part.batch.state, part.gates) == (BatchState.RESERVED, Gate.BACKWARD)
+    assert (part.batch.state, part.gates) == (BatchState.RESERVED, {Gate.BACKWARD})
     assert training.sent() == []
     training.backward(part)
     assert (part.batch.state, training.released, training.sent()) == (BatchState.BATCH, [part], [0])
