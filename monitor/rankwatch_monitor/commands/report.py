@@ -19,7 +19,8 @@ from ..record.reader import RunRecord
 from ..record.runs import read_row
 from ..record.schema import FILE, StoreError
 from ..views import as_json as json
-from ..views import batch, details, rank, text
+from ..views import text
+from ..views.batches import batch, details, rank
 from ..views.ui import single
 from ..views.ui.pages import RunPages
 from . import arguments as types

@@ -13,8 +13,8 @@ from rankwatch.shared.types.frame import NARROW_DTYPES, NO_LOSS
 
 from ..decide.core.report import Report
 from ..decide.ending.course import Course, GrownReading, LossAt, NearestReading
-from .headroom import Readings, choose
-from .layout import Array
+from .numbers.headroom import Readings, choose
+from .numbers.layout import Array
 from .reader import RunRecord
 from .schema import StoreError, explained
 from .store import SEGMENT

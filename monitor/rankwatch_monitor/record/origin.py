@@ -16,10 +16,10 @@ from rankwatch.shared.types.trip import Trip
 
 from ..decide.core.report import Report
 from ..decide.trip.began import Jump, ReadingName, TripOrigin, find_began
-from .jumps import LEAST, find_jumps
-from .layout import Array
+from .numbers.jumps import LEAST, find_jumps
+from .numbers.layout import Array
+from .numbers.rows import PartHistory
 from .reader import RunRecord
-from .rows import PartHistory
 from .schema import StoreError, explained
 
 log = logging.getLogger(__name__)

@@ -20,9 +20,9 @@ from ..decide.core.journal import NO_RANK, Entry, Progress
 from ..decide.core.report import RankStanding, RunStanding
 from . import facts
 from .checked import reader_of
-from .digest import Columns, Envelope
-from .layout import DIGEST, Array, BlobLayout, pack_frames, unpack_digests, unpack_part, unpack_table
-from .rows import (
+from .numbers.digest import Columns, Envelope
+from .numbers.layout import DIGEST, Array, BlobLayout, pack_frames, unpack_digests, unpack_part, unpack_table
+from .numbers.rows import (
     ANY,
     BatchRange,
     DigestBlock,

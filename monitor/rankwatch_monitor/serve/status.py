@@ -12,7 +12,7 @@ from types import TracebackType
 from ..decide.core.effects import Show
 from ..decide.core.report import RankState
 from ..record.follow import HeadroomReader, newest_digests
-from ..record.headroom import Headroom, pace_of
+from ..record.numbers.headroom import Headroom, pace_of
 from ..record.reader import RunRecord
 from ..record.schema import FILE, StoreError
 from ..views.top.table import shorten

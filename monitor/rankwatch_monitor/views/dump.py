@@ -21,9 +21,9 @@ from typing import Any
 
 from rankwatch.shared.types.frame import State
 
-from ..record.digest import Envelope
 from ..record.facts import kind_of
-from ..record.layout import NO_ROW, Array
+from ..record.numbers.digest import Envelope
+from ..record.numbers.layout import NO_ROW, Array
 from ..record.reader import RunRecord
 
 

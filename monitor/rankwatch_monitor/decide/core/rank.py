@@ -12,8 +12,8 @@ from rankwatch.shared.types.frame import BEGINNING, NO_LOSS, NO_STAGE, Moment, P
 from rankwatch.shared.types.trip import Trip
 from rankwatch.shared.words.text import describe_position, describe_rank, name_spans
 
+from ..keys.budget import WORDS_OVERHEAD, words
 from ..trip.verdict import Liveness, Verdict, Witness
-from .budget import WORDS_OVERHEAD, words
 from .report import RankRow, RankStanding, RankState
 
 # An election asks all ranks, and the abort waits for it: with thousands of ranks, looking these names up takes milliseconds.

@@ -24,15 +24,16 @@ from ...decide.core.report import Report
 from ...decide.replicas.desync_text import describe_compared, describe_desync, describe_remedy, origins
 from ...record import replay
 from ...record.course import pace_over_all
-from ...record.digest import Columns
+from ...record.numbers.digest import Columns
+from ...record.numbers.rows import ANY, BatchRange, Standings
 from ...record.reader import RunRecord
 from ...record.replay import Snapshot
-from ...record.rows import ANY, BatchRange, Standings
 from ...record.runs import folders, read_row
 from ...record.schema import FILE, StoreError
 from .. import as_json as reports
-from .. import diff, events, path, roles, runs
-from ..compare import compare
+from .. import events, path, roles, runs
+from ..batches import diff
+from ..batches.compare import compare
 from . import curves, grids, sources
 from .by_rank import DRAWN
 from .curves import Curves

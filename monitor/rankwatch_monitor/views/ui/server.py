@@ -24,8 +24,8 @@ from starlette.staticfiles import StaticFiles
 from rankwatch.errors import UsageError
 from rankwatch.shared.printable import printable
 
+from ...record.numbers.rows import ANY, BatchRange
 from ...record.reader import RunRecord
-from ...record.rows import ANY, BatchRange
 from ...record.schema import StoreError
 from .pages import Pages, RunPages
 

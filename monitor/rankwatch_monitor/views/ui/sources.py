@@ -10,10 +10,10 @@ import numpy as np
 from rankwatch.shared.types.frame import FrameTable, Kind, State
 from rankwatch.shared.types.notice import ZEROS
 
-from ...record.digest import Columns
-from ...record.layout import Array
+from ...record.numbers.digest import Columns
+from ...record.numbers.layout import Array
+from ...record.numbers.rows import BatchRange, Series
 from ...record.reader import RunRecord
-from ...record.rows import BatchRange, Series
 from .. import as_json as reports
 from . import grids
 from .by_rank import Curve
