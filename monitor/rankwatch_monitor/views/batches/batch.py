@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left
 from collections.abc import Sequence
 from datetime import datetime, timezone
@@ -11,7 +10,8 @@ from typing import Any
 from rankwatch.shared.types.frame import Frame, State
 from rankwatch.shared.words.text import COLUMNS, describe_rank, format_head, format_module, format_reading, format_trace
 
-from ..as_json import SCHEMA, frame_to_dict, number, run_to_dict
+from ..as_json import SCHEMA, frame_to_dict, run_to_dict, spec_to_dict
+from ..jsonable import document, pick
 from . import digests
 from .details import BatchDetails, SpanFrame, SpanReading
 
@@ -47,7 +47,7 @@ def to_json(details: BatchDetails, frames: int) -> str:
         "nearest_as_sent": {"before": before, "after": after},
         "envelope": [] if details.frames else [_span_to_dict(frame) for frame in details.spans[-frames:]],
     }
-    return json.dumps(body, indent=2, allow_nan=False) + "\n"
+    return document(body)
 
 
 def _digest(details: BatchDetails) -> list[tuple[str, str]]:
@@ -114,20 +114,16 @@ def _span_reading(span: SpanReading) -> str:
 def _span_to_dict(frame: SpanFrame) -> dict[str, Any]:
     return {
         "index": frame.frame,
-        "module": frame.spec.module,
-        "module_class": frame.spec.module_class,
-        "phase": frame.spec.phase.name.lower(),
+        **spec_to_dict(frame.spec),
         "ranks": frame.ranks,
         "readings": [
             {
-                "label": span.reading.label,
-                "kind": span.reading.kind.name.lower(),
-                "dtype": span.reading.dtype,
-                "abs_min": None if span.low_rank is None else number(span.reading.abs_min),
+                **pick(span.reading, "label kind dtype"),
+                "abs_min": None if span.low_rank is None else span.reading.abs_min,
                 "abs_min_rank": span.low_rank,
-                "abs_max": None if span.high_rank is None else number(span.reading.abs_max),
+                "abs_max": None if span.high_rank is None else span.reading.abs_max,
                 "abs_max_rank": span.high_rank,
-                "state": span.reading.state.name.lower(),
+                "state": span.reading.state,
                 "state_rank": span.state_rank,
             }
             for span in frame.readings

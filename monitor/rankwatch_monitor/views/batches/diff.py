@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from itertools import islice
@@ -15,6 +14,7 @@ from rankwatch.shared.words.text import describe_module, format_head, format_spa
 from ...decide.core.report import Report
 from ...record import replay
 from ...record.reader import RunRecord
+from ..jsonable import document, pick
 from .compare import Diff, Difference, Pair
 
 LINES = 20
@@ -165,7 +165,7 @@ def to_json(diff: Diff, left: str, right: str) -> str:
         "first": None if diff.first is None else _pair(diff.first),
         "largest": [_pair(pair) for pair in diff.largest(len(diff.pairs))],
     }
-    return json.dumps(body, indent=2, allow_nan=False) + "\n"
+    return document(body)
 
 
 def _pair(pair: Pair) -> dict[str, Any]:
@@ -173,21 +173,15 @@ def _pair(pair: Pair) -> dict[str, Any]:
         "frame": pair.frame,
         "module": pair.spec.module,
         "class": pair.spec.module_class,
-        "phase": pair.spec.phase.name.lower(),
-        "call": pair.call,
-        "label": pair.label,
-        "difference": pair.difference.name.lower(),
-        "ratio": pair.ratio if math.isfinite(pair.ratio) else None,
-        "left": _side_to_dict(pair.left),
-        "right": _side_to_dict(pair.right),
+        "phase": pair.spec.phase,
+        **pick(pair, "call label difference ratio"),
+        "left": _numbers(pair.left),
+        "right": _numbers(pair.right),
     }
 
 
-def _side_to_dict(reading: Reading | None) -> dict[str, Any] | None:
-    if reading is None:
-        return None
-    low, high = (value if math.isfinite(value) else None for value in (reading.abs_min, reading.abs_max))
-    return {"abs_min": low, "abs_max": high, "state": reading.state.name.lower()}
+def _numbers(reading: Reading | None) -> dict[str, Any] | None:
+    return None if reading is None else pick(reading, "abs_min abs_max state")
 
 
 def _name(pair: Pair) -> str:

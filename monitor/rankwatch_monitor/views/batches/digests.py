@@ -10,7 +10,8 @@ from rankwatch.shared.types.frame import DTYPE_MAX, NARROW_DTYPES, NO_LOSS, NO_N
 from rankwatch.shared.words.text import describe_module
 
 from ...record.numbers.layout import NO_MEMORY
-from ..as_json import number
+from ..as_json import spec_to_dict
+from ..jsonable import pick
 from .details import DigestReading, PartDigest
 
 
@@ -59,16 +60,12 @@ def to_dict(part: PartDigest) -> dict[str, Any]:
     return {
         "batch": part.batch,
         "optimizer_step": part.step,
-        "started": part.started,
-        "ended": part.ended,
-        "first_frame": part.first_frame,
-        "frames": part.frames,
-        "headroom": number(part.headroom),
+        **pick(part, "started ended first_frame frames headroom"),
         "nearest": _reading(part.nearest),
         "bad": part.bad,
         "first_bad": _reading(part.first_bad),
-        "loss": None if part.loss == NO_LOSS else number(part.loss),
-        "gradient_norm": None if part.norm == NO_NORM else number(part.norm),
+        "loss": None if part.loss == NO_LOSS else part.loss,
+        "gradient_norm": None if part.norm == NO_NORM else part.norm,
         "memory_mib": None if part.memory == NO_MEMORY else part.memory,
     }
 
@@ -85,9 +82,7 @@ def _reading(reading: DigestReading | None) -> dict[str, Any] | None:
         return None
     return {
         "frame": reading.frame,
-        "module": reading.spec.module,
-        "module_class": reading.spec.module_class,
-        "phase": reading.spec.phase.name.lower(),
+        **spec_to_dict(reading.spec),
         "reading": reading.row.label,
         "dtype": reading.row.dtype,
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +21,18 @@ from rankwatch.shared.words.text import (
 from ...decide.core.report import RankNotice, RankState
 from ...decide.replicas.desync import Desync
 from .. import closeup, stalls
-from ..as_json import SCHEMA, desync_to_dict, frame_to_dict, notice_to_dict, rank_to_dict, run_to_dict
+from ..as_json import (
+    SCHEMA,
+    culprit_to_dict,
+    desync_to_dict,
+    frame_to_dict,
+    moment_to_dict,
+    notice_to_dict,
+    rank_to_dict,
+    run_to_dict,
+    spec_to_dict,
+)
+from ..jsonable import document
 from ..text import notice_fields, replica_fields
 from . import digests
 from .details import RankDetails
@@ -51,12 +61,11 @@ def render(details: RankDetails, frames: int) -> str:
 
 def to_json(details: RankDetails, frames: int) -> str:
     """As strict JSON; ``standing`` and ``trip`` are null if there is none."""
-    standing = details.standing
     body = {
         "schema": SCHEMA,
         "run": run_to_dict(details.report),
         **rank_to_dict(details.row),
-        "standing": None if standing is None else {**standing._asdict(), "state": standing.state.value},
+        "standing": details.standing,
         "trip": None if details.trip is None else _trip(details.trip, frames),
         "closeup": None if details.trip is None else closeup.to_dict(details.row.rank, details.trip, details.closeup),
         "capsule": closeup.capsule_of(details.closeup),
@@ -65,7 +74,7 @@ def to_json(details: RankDetails, frames: int) -> str:
         "batches": [digests.to_dict(part) for part in details.parts],
         "batches_as_sent": details.stored,
     }
-    return json.dumps(body, indent=2, allow_nan=False) + "\n"
+    return document(body)
 
 
 def _where(details: RankDetails) -> list[tuple[str, str]]:
@@ -126,17 +135,9 @@ def _desync(details: RankDetails) -> tuple[Desync, ...]:
 
 def _trip(trip: Trip, frames: int) -> dict[str, Any]:
     return {
-        "batch": trip.position.batch,
-        "eval": trip.position.eval,
-        "optimizer_step": trip.optimizer_step,
-        "frame": trip.position.frame,
-        "module": trip.frame.spec.module,
-        "module_class": trip.frame.spec.module_class,
-        "phase": trip.frame.spec.phase.name.lower(),
-        "reading": trip.culprit.label,
-        "state": trip.culprit.state.name.lower(),
-        "dtype": trip.culprit.dtype,
-        "shape": list(trip.shape),
+        **moment_to_dict(trip),
+        **spec_to_dict(trip.frame.spec),
+        **culprit_to_dict(trip),
         "time": trip.time,
         "frames": [frame_to_dict(frame) for frame in trip.frames[-frames:]],
     }

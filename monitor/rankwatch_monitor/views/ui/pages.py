@@ -10,7 +10,6 @@ from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -34,6 +33,7 @@ from .. import as_json as reports
 from .. import events, path, roles, runs
 from ..batches import diff
 from ..batches.compare import compare
+from ..jsonable import plain
 from . import curves, grids, sources
 from .by_rank import DRAWN
 from .curves import Curves
@@ -344,7 +344,7 @@ def _replicas(report: Report) -> dict[str, Any]:
             {"text": describe_desync(origin, report.world_size), "try": describe_remedy(origin)}
             for origin in origins(report.desync).values()
         ],
-        "rows": [asdict(one) for one in report.desync],
+        "rows": plain(report.desync),
         "hidden": report.desync_unkept,
         "compared": describe_compared(report.compared, report.world_size),
     }
