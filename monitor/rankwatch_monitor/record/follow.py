@@ -11,8 +11,9 @@ from rankwatch.shared.printable import printable
 
 from ..decide.core.journal import Opened
 from ..decide.core.options import Options
-from ..decide.core.report import RankStanding, Report, RunStanding
+from ..decide.core.report import Report
 from ..decide.core.run import Run
+from ..decide.core.standing import RankStanding, RunStanding
 from . import replay
 from .numbers.headroom import Headroom, Readings, choose, last_batches, merge, pace_of, recent_of
 from .numbers.layout import Array

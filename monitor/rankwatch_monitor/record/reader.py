@@ -17,7 +17,7 @@ from rankwatch.shared.types import messages
 from rankwatch.shared.types.frame import Frame, FrameTable
 
 from ..decide.core.journal import NO_RANK, Entry, Progress
-from ..decide.core.report import RankStanding, RunStanding
+from ..decide.core.standing import RankStanding, RunStanding
 from . import facts
 from .checked import reader_of
 from .numbers.digest import Columns, Envelope

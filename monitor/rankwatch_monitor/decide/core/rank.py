@@ -14,7 +14,7 @@ from rankwatch.shared.words.text import describe_position, describe_rank, name_s
 
 from ..keys.budget import WORDS_OVERHEAD, words
 from ..trip.verdict import Liveness, Verdict, Witness
-from .report import RankRow, RankStanding, RankState
+from .report import RankRow, RankState
 
 # An election asks all ranks, and the abort waits for it: with thousands of ranks, looking these names up takes milliseconds.
 _RUNNING, _FINISHED = RankState.RUNNING, RankState.FINISHED
@@ -214,12 +214,6 @@ class Rank:
         liveness = _LIVE if self.state is _RUNNING else _DONE if self.state is _FINISHED else _GONE
         liveness = _OFF if self.fault else liveness
         return Witness(liveness, self.progress, self.trip, self.hello.stage, self.reported_batch, self.fault)
-
-    def standing(self, now: float) -> RankStanding:
-        return RankStanding(
-            self.hello.rank, self.state, *self.progress.position, self.phase,
-            round(now - self.heard_at, 3), round(now - self.moved_at, 3), self.quiet, self.queued, self.dropped,
-        )  # fmt: skip
 
     def row(self) -> RankRow:
         """The rank in a report."""

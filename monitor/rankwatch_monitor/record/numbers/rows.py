@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeAlias
 
 from rankwatch.shared.types.frame import Frame, FrameTable, State
 
-from ...decide.core.report import RankStanding, RunStanding
+from ...decide.core.standing import RankStanding, RunStanding
 from .digest import Envelope
 from .layout import Array, dtype_of, part_layout, unpack_part
 

@@ -14,7 +14,8 @@ from rankwatch.shared.types.frame import Frame, FrameSpec, FrameTable, Reading, 
 from rankwatch.shared.types.trip import Trip
 from rankwatch.shared.words.text import format_spans
 
-from ...decide.core.report import RankRow, RankStanding, RankState, Report
+from ...decide.core.report import RankRow, RankState, Report
+from ...decide.core.standing import RankStanding
 from ...record import replay
 from ...record.numbers.layout import NO_ROW
 from ...record.numbers.rows import DigestBlock, EnvelopePart

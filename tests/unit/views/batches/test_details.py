@@ -17,7 +17,8 @@ from rankwatch.errors import UsageError
 from rankwatch.shared.types import messages
 from rankwatch.shared.types.frame import Frame
 from rankwatch_monitor.decide.core.journal import NO_RANK, Closed, Decided, Desynced, Entry
-from rankwatch_monitor.decide.core.report import Outcome, RankStack, RankStanding, RankState, Stall
+from rankwatch_monitor.decide.core.report import Outcome, RankStack, RankState, Stall
+from rankwatch_monitor.decide.core.standing import RankStanding
 from rankwatch_monitor.decide.replicas.desync import Desync, DesyncPattern
 from rankwatch_monitor.record.schema import FILE
 from rankwatch_monitor.record.store import Limits
