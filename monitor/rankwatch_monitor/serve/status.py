@@ -7,7 +7,6 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 
 from ..decide.core.effects import Show
 from ..decide.core.report import RankState
@@ -50,9 +49,7 @@ class Status:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         with self._changed:
             self._is_over = True
             self._changed.notify()
