@@ -14,7 +14,6 @@ from rankwatch.shared.system.on_terminal import as_shown
 
 from ..decide.core.report import Report
 from ..record import replay
-from ..record.course import with_course
 from ..record.reader import RunRecord
 from ..record.runs import read_row
 from ..record.schema import FILE, StoreError
@@ -108,8 +107,7 @@ def _details(record: RunRecord, arguments: argparse.Namespace) -> str:
     if arguments.rank is not None:
         of_rank = details.of_rank(record, arguments.rank)
         return rank.to_json(of_rank, frames) if as_json else rank.render(of_rank, frames)
-    report, is_over = replay.take(record)
-    report = with_course(report, record)
+    report, is_over = replay.take(record, course_so_far=True)
     return _render(record.path.parent, _shortened(report, frames), is_over, as_json=as_json)
 
 
@@ -129,8 +127,7 @@ def _written(run: Path, *, as_json: bool) -> str:
     except OSError as error:
         try:
             with RunRecord(run / FILE) as record:
-                report, is_over = replay.take(record)
-                report = with_course(report, record)
+                report, is_over = replay.take(record, course_so_far=True)
         except StoreError as why:
             check_run(run)
             raise UsageError(f"cannot read report.txt in {run} ({error.strerror}), nor the record: {why}") from None

@@ -22,10 +22,9 @@ from rankwatch.shared.words.text import format_trace
 
 from ...decide.core.report import Report
 from ...decide.trip.began import TripOrigin
-from ...record.course import with_course
 from ...record.mounts import is_on_network
-from ...record.origin import with_origin
 from ...record.reader import RunRecord
+from ...record.replay import searched
 from ...record.runs import folders, is_unfinished
 from ...record.schema import FILE, StoreError
 from ...views import as_json as json
@@ -159,30 +158,23 @@ class RunsFolder:
 
     def publish(self, report: Report) -> Report:
         """Writes ``report.txt`` and ``report.json``, and returns the report with what its record knows beside the facts."""
-        report = self._with_origin(report)
+        report = self._searched(report)
         _try(self._put, report.run, "report.txt", texts.render(report))
         _try(self._put, report.run, "report.json", json.render(report))
         return report
 
-    def _with_origin(self, report: Report) -> Report:
-        if report.verdict is None:
-            return self._with_course(report)
-        if report.run not in self._origins:
-            try:
-                with RunRecord(self.record_of(report.run)) as record:
-                    self._origins[report.run] = with_origin(report, record).origin
-            except StoreError as error:  # the writer has logged it
-                log.debug("no origin: %s", error)
-                return report
-        return replace(report, origin=self._origins[report.run])
-
-    def _with_course(self, report: Report) -> Report:
+    def _searched(self, report: Report) -> Report:
+        if report.run in self._origins:
+            return replace(report, origin=self._origins[report.run])
         try:
-            with RunRecord(self.record_of(report.run), by_writer=True) as record:
-                return with_course(report, record)
+            with RunRecord(self.record_of(report.run), by_writer=report.verdict is None) as record:
+                report = searched(report, record)
         except StoreError as error:  # the writer has logged it
-            log.debug("how the run went is not known: %s", error)
+            log.debug("nothing more is known of the run: %s", error)
             return report
+        if report.verdict is not None:
+            self._origins[report.run] = report.origin
+        return report
 
     def _put(self, run: str, name: str, body: str, write: Callable[[Path, str], None] = _write) -> None:
         self._claims.try_again(run)
