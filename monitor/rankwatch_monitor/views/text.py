@@ -183,14 +183,14 @@ def _lapses(report: Report) -> list[tuple[str, str]]:
         unwatched = _first([f"{_name(report, row.rank)} {row.farewell}" for row in rows])
         fields.append(("unwatched", "\n".join(unwatched)))
     if dropped:
-        count = sum(row.dropped for row in dropped)
-        ranks = name_ranks([row.rank for row in dropped])
-        batches = f"{count} batch{'es' if count != 1 else ''} of {ranks}"
-        fields.append(
-            ("dropped", f"{batches}: the collector was out of reach, or too slow, for longer than they could wait")
-        )
+        fields.append(dropped_field(sum(row.dropped for row in dropped), f" of {name_ranks([row.rank for row in dropped])}"))
     rivals = _first([f"{row.rival}: rank {row.rank} was there already" for row in report.ranks if row.rival])
     return [*fields, ("refused", "\n".join(rivals))] if rivals else fields
+
+
+def dropped_field(count: int, whose: str = "") -> tuple[str, str]:
+    batches = f"{count} batch{'es' if count != 1 else ''}{whose}"
+    return "dropped", f"{batches}: the collector was out of reach, or too slow, for longer than they could wait"
 
 
 def gap_fields(report: Report) -> list[tuple[str, str]]:

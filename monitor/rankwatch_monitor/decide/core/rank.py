@@ -79,8 +79,9 @@ class Rank:
     trip: Trip | None = None
     closeup: CloseUp | None = None
     closeup_due: float = float("-inf")
-    turn_due: float = float("-inf")
     """Until when the close-up that its trip announced is waited for."""
+    turn_due: float = float("-inf")
+    """Until when a report waits for the batches before its trip, which went ahead of them."""
     acknowledged_at: float | None = None
     left: int = 0
     """Numbers the ends of the ranks, from 1 on; 0: it has not ended."""

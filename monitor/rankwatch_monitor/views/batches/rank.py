@@ -33,7 +33,7 @@ from ..as_json import (
     spec_to_dict,
 )
 from ..jsonable import document
-from ..text import notice_fields, replica_fields
+from ..text import dropped_field, notice_fields, replica_fields
 from . import digests
 from .details import RankDetails
 
@@ -91,11 +91,7 @@ def _where(details: RankDetails) -> list[tuple[str, str]]:
 def _lapses(details: RankDetails) -> list[tuple[str, str]]:
     row = details.row
     fields = [("farewell", brief(row.farewell))] if row.farewell else []
-    if row.dropped:
-        batches = f"{row.dropped} batch{'es' if row.dropped != 1 else ''}"
-        fields.append(
-            ("dropped", f"{batches}: the collector was out of reach, or too slow, for longer than they could wait")
-        )
+    fields += [dropped_field(row.dropped)] if row.dropped else []
     return [*fields, ("refused", f"{row.rival}: this rank was there already")] if row.rival else fields
 
 
