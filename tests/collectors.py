@@ -12,8 +12,8 @@ import ports
 from rankwatch_monitor.decide.core.options import Options
 from rankwatch_monitor.decide.core.report import Report
 from rankwatch_monitor.serve.collector import Collector
+from rankwatch_monitor.serve.files.run_folder import RunsFolder
 from rankwatch_monitor.serve.metrics.meters import Meters
-from rankwatch_monitor.serve.run_folder import RunsFolder
 from rankwatch_monitor.serve.settings import Settings
 
 PATIENCE = 240

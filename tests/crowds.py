@@ -12,7 +12,8 @@ from rankwatch.shared.types import messages
 from rankwatch.shared.types.frame import BatchSummary, Frame, FrameTable, pack
 from rankwatch_monitor.decide.core.effects import Show
 from rankwatch_monitor.decide.core.journal import NO_RANK, Decided, Entry, Left, Opened, Reached, Trained
-from rankwatch_monitor.decide.core.report import Outcome, RankStanding, RankState, RunStanding
+from rankwatch_monitor.decide.core.report import Outcome, RankState
+from rankwatch_monitor.decide.core.standing import RankStanding, RunStanding
 from rankwatch_monitor.record.schema import FILE
 from rankwatch_monitor.record.store import Store
 

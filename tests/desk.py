@@ -20,7 +20,7 @@ from rankwatch_monitor.decide.core.run import Run
 from rankwatch_monitor.decide.trip.verdict import Verdict
 from rankwatch_monitor.record.facts import row_after
 from rankwatch_monitor.record.runs import RunRow
-from rankwatch_monitor.serve.unwritten import seqs_of
+from rankwatch_monitor.serve.files.unwritten import seqs_of
 
 M = TypeVar("M", bound=messages.Message)
 E = TypeVar("E", bound=Effect)

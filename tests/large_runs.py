@@ -13,8 +13,8 @@ from rankwatch.shared.types import messages
 from rankwatch.shared.types.frame import FrameSpec, FrameTable, Kind, ReadingSpec, State, pack
 from rankwatch_monitor.decide.core.journal import NO_RANK, Closed, Decided, Entry, Fact, Opened
 from rankwatch_monitor.decide.core.report import Outcome
-from rankwatch_monitor.record.digest import Columns, Envelope
-from rankwatch_monitor.record.layout import DIGEST, Array
+from rankwatch_monitor.record.numbers.digest import Columns, Envelope
+from rankwatch_monitor.record.numbers.layout import DIGEST, Array
 from rankwatch_monitor.record.schema import FILE
 from rankwatch_monitor.record.store import Limits, Store
 

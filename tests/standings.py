@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from rankwatch_monitor.decide.core.effects import Show
-from rankwatch_monitor.decide.core.report import RankStanding, RankState, RunStanding
+from rankwatch_monitor.decide.core.report import RankState
+from rankwatch_monitor.decide.core.standing import RankStanding, RunStanding
 
 
 def standing(rank: int = 0, **changes: object) -> RankStanding:

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
 from typing import Any
 
+from rankwatch_monitor.views.jsonable import document, pick
+
 from .chance import FORMULA, LEAST, LEVEL
-from .findings import Fleet, Machines
+from .findings import Fleet, Recurring
 
 SCHEMA = 1
 
 
 def render(fleet: Fleet) -> str:
     """As JSON text, newline at its end."""
-    return json.dumps(to_dict(fleet), indent=2, allow_nan=False) + "\n"
-
-
-def to_dict(fleet: Fleet) -> dict[str, Any]:
-    return {
+    body = {
         "schema": SCHEMA,
         "archive": fleet.url,
         "runs": fleet.runs,
@@ -26,22 +22,13 @@ def to_dict(fleet: Fleet) -> dict[str, Any]:
         "last_day": fleet.last_day or None,
         "outcomes": dict(fleet.outcomes),
         "bound": {"formula": FORMULA, "level": LEVEL, "least_incidents": LEAST},
-        "hosts": _machines(fleet.hosts),
-        "gpus": _machines(fleet.gpus),
+        **pick(fleet, "hosts gpus"),
         "causes": [{"cause": one.name, **_counts(one)} for one in fleet.causes],
         "modules": [{"module": one.name, "class_and_cause": one.detail, **_counts(one)} for one in fleet.modules],
-        "versions": [one._asdict() for one in fleet.versions],
+        "versions": fleet.versions,
     }
+    return document(body)
 
 
-def _machines(machines: Machines) -> dict[str, Any]:
-    return {
-        "count": machines.count,
-        "hours": machines.hours,
-        "incidents": machines.incidents,
-        "found": [{**asdict(one), "through": list(one.through)} for one in machines.found],
-    }
-
-
-def _counts(one: Any) -> dict[str, Any]:
-    return {"runs": one.runs, "jobs": one.jobs, "last_run": one.last_run}
+def _counts(one: Recurring) -> dict[str, Any]:
+    return pick(one, "runs jobs last_run")

@@ -19,6 +19,7 @@ from rankwatch_monitor.record import replay
 from rankwatch_monitor.record.reader import RunRecord
 from rankwatch_monitor.record.schema import StoreError
 from rankwatch_monitor.views import as_json, closeup
+from rankwatch_monitor.views.jsonable import pick, plain
 
 from .layout import MAX_DIGESTS, day_of, id_of
 from .suspects import Suspect, suspects_of
@@ -58,20 +59,17 @@ def row_of(record: RunRecord) -> ArchiveRow:
         "archived": _time(time.time()),
         "began": _time(spans.began),
         "ended": _time(spans.ended),
-        "restart": report.restart,
-        "model": report.model,
-        "world_size": report.world_size,
-        "batches": report.batches,
+        **pick(report, "restart model world_size batches"),
         "outcome": report.outcome.value if is_over else UNFINISHED,
         "reason": report.reason,
         "rankwatch": meta.get("rankwatch", ""),
         "torch": ", ".join(versions),
         "driver": ", ".join(drivers),
-        "verdict": _verdict(report),
+        "verdict": plain(_verdict(report)),
         "suspects": [_suspect(one, report.ranks[one.rank]) for one in suspects_of(report)] if is_over else [],
-        "ranks": [_rank(row, spans) for row in report.ranks if row.host],
-        "notices": _notices(report),
-        "desync": _desync(report),
+        "ranks": plain([_rank(row, spans) for row in report.ranks if row.host]),
+        "notices": plain(_notices(report)),
+        "desync": plain([{**as_json.desync_to_dict(one), "equal_at": one.equal_at} for one in report.desync]),
         "digests": digests,
     }
     return ArchiveRow(day_of(spans.began), report.job, run_id, columns)
@@ -114,8 +112,7 @@ def _suspect(one: Suspect, row: RankRow) -> dict[str, Any]:
 def _rank(row: RankRow, spans: Spans) -> dict[str, Any]:
     began, ended = spans.ranks.get(row.rank, (spans.ended, spans.ended))
     return {
-        "rank": row.rank,
-        "local_rank": row.local_rank,
+        **pick(row, "rank local_rank"),
         "stage": None if row.stage == NO_STAGE else row.stage,
         "host": row.host,
         "gpu": gpu_key(row.host, row.gpu),
@@ -124,8 +121,7 @@ def _rank(row: RankRow, spans: Spans) -> dict[str, Any]:
         "pci_bus": row.gpu.bus or None,
         "driver": row.gpu.driver or None,
         "torch": row.torch or None,
-        "state": row.state.value,
-        "last_batch": row.last_batch,
+        **pick(row, "state last_batch"),
         "hours": max(0.0, ended - began) / 3600,
         "farewell": row.farewell or None,
     }
@@ -143,18 +139,14 @@ def _verdict(report: Report) -> dict[str, Any] | None:
         "gpu": None if row is None else gpu_key(row.host, row.gpu),
         "batch": trip.position.batch,
         "optimizer_step": trip.optimizer_step,
-        "module": trip.frame.spec.module,
-        "module_class": trip.frame.spec.module_class,
-        "phase": trip.frame.spec.phase.name.lower(),
+        **as_json.spec_to_dict(trip.frame.spec),
         "reading": trip.culprit.label,
-        "state": trip.culprit.state.name.lower(),
-        "dtype": trip.culprit.dtype,
-        "cause": verdict.cause.value,
-        "evidence": verdict.evidence,
+        **pick(trip.culprit, "state dtype"),
+        **pick(verdict, "cause evidence"),
         "operator": found.get("operator"),
         "recurred": found.get("recurred"),
         "of": found.get("of"),
-        "certainty": verdict.certainty.value,
+        "certainty": verdict.certainty,
     }
 
 
@@ -162,22 +154,13 @@ def _notices(report: Report) -> list[dict[str, Any]]:
     return [
         {
             "rank": rank,
-            "kind": notice.kind.name.lower(),
-            "module": notice.module,
+            **pick(notice, "kind module"),
             "reading": notice.label,
-            "dtype": notice.dtype,
-            "since": notice.since,
-            "batch": notice.batch,
-            "value": notice.value,
-            "growth": notice.growth,
+            **pick(notice, "dtype since batch value growth"),
             "text": describe_notice(notice),
         }
         for rank, notice in report.notices
     ]
-
-
-def _desync(report: Report) -> list[dict[str, Any]]:
-    return [{**as_json.desync_to_dict(one), "equal_at": one.equal_at} for one in report.desync]
 
 
 _COLUMNS = "batch", "headroom", "bad", "loss", "started", "ended"

@@ -33,7 +33,7 @@ from rankwatch.shared.link import connection as connections
 from rankwatch.shared.link import sockets, wire
 from rankwatch.shared.link.connection import Connection
 from rankwatch.shared.types import messages
-from rankwatch_monitor.serve import control
+from rankwatch_monitor.serve.door import control
 
 SOON = 60_000
 """Milliseconds in which an answer comes, if one comes at all."""

@@ -107,16 +107,42 @@ def test_imports_point_down_the_wings(root: Path) -> None:
     assert not upward
 
 
-def test_the_streets_of_decisions_meet_in_the_core() -> None:
-    """What is decided of trips, endings, replicas and stalls meets in the run, and nowhere else."""
-    streets = {"trip", "ending", "replicas", "stalls"}
+STREETS = {"trip", "ending", "replicas", "stalls"}
+"""What is decided of these meets in the run, and nowhere else."""
+
+FLOORS = {
+    "serve": ["daemon launcher", "collector status", "door files metrics printer processes", "niceness settings"],
+    "record": ["*", "numbers"],
+    "views": ["export top ui", "batches", "*"],
+    "decide.replicas": ["*", "groups", "findings", "patterns", "desync rounds votes", "table_layout"],
+}
+"""By folder of the monitor, its rooms from top to bottom: a room imports only those of the floors below. ``*``: all files that
+no other floor names, which may import each other."""
+
+
+def rooms_of(folder: str) -> set[tuple[str, str]]:
+    """What imports what inside a folder of the monitor, by the files and folders that lie in it."""
+    inside = f"rankwatch_monitor.{folder}."
     pairs = {
-        (of_file[2], of_other[2])
+        (name, other)
         for name in of(MONITOR)
         for other in imports(name)
-        if (of_file := name.split("."))[1:2] == (of_other := other.split("."))[1:2] == ["decide"] and len(of_other) > 3
+        if {name[: len(inside)], other[: len(inside)]} == {inside}
     }
-    assert {pair for pair in pairs if streets >= set(pair) and len(set(pair)) == 2} == set()
+    rooms = {tuple(one.removeprefix(inside).partition(".")[0] for one in pair) for pair in pairs}
+    return {(room, other) for room, other in rooms if room != other}
+
+
+def test_the_streets_of_decisions_meet_in_the_core() -> None:
+    assert not {pair for pair in rooms_of("decide") if set(pair) <= STREETS}
+
+
+@pytest.mark.parametrize("folder", FLOORS)
+def test_imports_between_rooms_point_down(folder: str) -> None:
+    place = {room: number for number, floor in enumerate(FLOORS[folder]) for room in floor.split()}
+    others = place.get("*", -1)
+    floors = {pair: (place.get(pair[0], others), place.get(pair[1], others)) for pair in rooms_of(folder)}
+    assert not [pair for pair, (above, below) in floors.items() if not (above < below or above == below == others)]
 
 
 def test_no_file_imports_itself_in_a_circle() -> None:
@@ -179,17 +205,17 @@ def test_only_the_doctor_and_the_agreement_meet_at_a_store() -> None:
     ("library", "home"),
     [
         ("msgpack", "shared.link.wire"),
-        ("zmq", "shared.link.sockets tell.link tell.reception serve.inbox serve.collector serve.control"
+        ("zmq", "shared.link.sockets tell.link tell.reception serve.door.inbox serve.collector serve.door.control"
          " doctor.checks.reach"),
         ("starlette", "views.ui.server"),
         ("uvicorn", "views.ui.server"),
         ("sqlite3", "record.schema record.store record.reader record.checked record.disk"),
         (
             "numpy",
-            "record.layout record.digest record.headroom record.store record.reader record.jumps record.origin"
-            " record.course record.recent"
-            " decide.replicas.table_layout decide.replicas.votes decide.replicas.replicated_rows decide.replicas.inferred"
-            " decide.replicas.replica_group decide.replicas.gathers decide.replicas.extent"
+            "record.numbers.layout record.numbers.digest record.numbers.headroom record.numbers.jumps record.numbers.recent"
+            " record.store record.reader record.origin record.course"
+            " decide.replicas.groups.replicated_rows decide.replicas.groups.inferred decide.replicas.groups.replica_group"
+            " decide.replicas.groups.gathers decide.replicas.table_layout decide.replicas.votes decide.replicas.extent"
             " views.ui.grids views.ui.bins views.ui.curves views.ui.by_rank views.ui.sources"
             " views.export.rows views.export.parquet views.export.events views.export.written row",
         ),
@@ -296,10 +322,10 @@ MOST_IN_A_FOLDER = 16
 MOST_BESIDE_FOLDERS = 10
 
 
-def test_no_folder_of_the_agent_and_of_decisions_is_a_drawer() -> None:
-    folders = Counter(path.parent for path in FILES.values() if path.name != "__init__.py")
-    held = [folder for folder in folders if folder.is_relative_to(AGENT) or folder.is_relative_to(MONITOR / "decide")]
-    crowded = {folder.name: folders[folder] for folder in held if folders[folder] > MOST_IN_A_FOLDER}
+def test_no_folder_is_a_drawer() -> None:
+    """Each command is a file of one folder."""
+    folders = Counter(path.parent for path in FILES.values() if path.parent != MONITOR / "commands")
+    crowded = {folder.name: count for folder, count in folders.items() if count > MOST_IN_A_FOLDER}
     drawers = {folder.name: folders[folder] for folder in (AGENT, AGENT / "shared") if folders[folder] > MOST_BESIDE_FOLDERS}
     assert (crowded, drawers) == ({}, {})
 

@@ -13,7 +13,7 @@ PAGE = TESTS.parent / "SECURITY.md"
 
 KEYS, HOSTILE, CABLE, NETWORK, WRITER = (
     "net/serve/test_keys.py", "net/serve/test_hostile.py", "net/serve/test_wiretap.py", "e2e/test_network.py",
-    "unit/serve/test_writer.py",
+    "unit/serve/files/test_writer.py",
 )  # fmt: skip
 
 SHOWN_BY: dict[str, tuple[str, ...]] = {
@@ -60,25 +60,25 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "net/serve/test_floods.py::test_what_was_not_taken_beside_a_flood_with_the_same_key_is_sent_again",
     ),
     "says much, and often": (
-        "unit/decide/core/test_budget.py::test_what_one_rank_says_is_noted_down_within_bounds",
-        "unit/decide/core/test_budget.py::test_all_ranks_of_one_key_are_noted_down_within_bounds",
-        "unit/decide/core/test_budget.py::test_processes_that_want_one_rank_have_no_more_lines_than_other_refusals",
-        "unit/decide/core/test_budget.py::test_changes_of_options_that_come_too_fast_are_refused",
-        "unit/decide/core/test_budget.py::test_each_key_has_its_own_lines_in_the_log",
+        "unit/decide/keys/test_budget.py::test_what_one_rank_says_is_noted_down_within_bounds",
+        "unit/decide/keys/test_budget.py::test_all_ranks_of_one_key_are_noted_down_within_bounds",
+        "unit/decide/keys/test_budget.py::test_processes_that_want_one_rank_have_no_more_lines_than_other_refusals",
+        "unit/decide/keys/test_budget.py::test_changes_of_options_that_come_too_fast_are_refused",
+        "unit/decide/keys/test_budget.py::test_each_key_has_its_own_lines_in_the_log",
         "unit/decide/core/test_ledger.py::test_a_peer_that_sends_nonsense_for_ever_does_not_fill_the_log",
     ),
     "sends batches, fingerprints and traces of many runs": (
         f"{WRITER}::test_records_of_a_key_that_has_filled_its_share_of_the_disk_drop_their_oldest",
         f"{WRITER}::test_batches_of_one_key_leave_room_for_those_of_another",
-        "unit/decide/core/test_budget.py::test_the_tables_of_all_runs_of_a_key_are_held_within_bounds",
-        "unit/decide/core/test_budget.py::test_a_run_that_is_taken_over_counts_for_the_key_that_began_it",
+        "unit/decide/keys/test_budget.py::test_the_tables_of_all_runs_of_a_key_are_held_within_bounds",
+        "unit/decide/keys/test_budget.py::test_a_run_that_is_taken_over_counts_for_the_key_that_began_it",
         "unit/decide/replicas/test_replica_watch.py::test_all_runs_of_a_key_hold_rounds_and_tables_within_bounds",
     ),
     "begins run after run": (
-        "unit/decide/core/test_budget.py::test_too_many_runs_of_one_key_wait_and_those_of_another_begin",
-        "unit/decide/core/test_budget.py::test_a_run_without_a_connected_rank_makes_room",
-        "unit/decide/core/test_budget.py::test_a_run_of_a_large_world_counts_for_its_ranks",
-        "unit/decide/core/test_budget.py::test_runs_that_follow_one_another_too_fast_wait",
+        "unit/decide/keys/test_budget.py::test_too_many_runs_of_one_key_wait_and_those_of_another_begin",
+        "unit/decide/keys/test_budget.py::test_a_run_without_a_connected_rank_makes_room",
+        "unit/decide/keys/test_budget.py::test_a_run_of_a_large_world_counts_for_its_ranks",
+        "unit/decide/keys/test_budget.py::test_runs_that_follow_one_another_too_fast_wait",
     ),
     "lies about its own rank": (f"{HOSTILE}::test_a_client_that_lies_leaves_the_other_run_alone",),
 }

@@ -111,19 +111,13 @@ def add_connection(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--connection",
         metavar="FILE",
-        default=env("connection", None) or Path(env("runs_dir", "rankwatch-runs") or "", "connection.json"),
+        default=env("connection", None) or runs_folder() / "connection.json",
         help="the collector's connection file (default: RANKWATCH_CONNECTION, or else rankwatch-runs/connection.json)",
     )
 
 
 def add_runs_dir(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--runs-dir",
-        metavar="DIR",
-        type=Path,
-        default=env("runs_dir", "rankwatch-runs"),
-        help="the folder of all runs (default: rankwatch-runs)",
-    )
+    _add_runs(parser, "--runs-dir", metavar="DIR")
 
 
 def add_archive(parser: argparse.ArgumentParser) -> None:
@@ -139,14 +133,12 @@ def add_archive(parser: argparse.ArgumentParser) -> None:
 
 def add_runs(parser: argparse.ArgumentParser) -> None:
     """``RUNS_DIR``: the folder of all runs."""
-    parser.add_argument(
-        "runs_dir",
-        type=Path,
-        nargs="?",
-        default=env("runs_dir", "rankwatch-runs"),
-        metavar="RUNS_DIR",
-        help="the folder of all runs (default: rankwatch-runs)",
-    )
+    _add_runs(parser, "runs_dir", metavar="RUNS_DIR", nargs="?")
+
+
+def _add_runs(parser: argparse.ArgumentParser, name: str, **details: Any) -> None:
+    text = "the folder of all runs (default: rankwatch-runs)"
+    parser.add_argument(name, type=Path, default=env("runs_dir", "rankwatch-runs"), help=text, **details)
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
@@ -155,7 +147,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         "run",
         type=Path,
         nargs="?",
-        default=Path(env("runs_dir", "rankwatch-runs") or "", "latest"),
+        default=runs_folder() / "latest",
         metavar="RUN",
         help="the run's folder, or its name in rankwatch-runs (default: rankwatch-runs/latest)",
     )

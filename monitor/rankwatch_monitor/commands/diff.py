@@ -8,8 +8,8 @@ from pathlib import Path
 
 from rankwatch.errors import UsageError
 
-from ..views import diff
-from ..views.compare import compare
+from ..views.batches import diff
+from ..views.batches.compare import compare
 from . import arguments as types
 from .records import open_records
 

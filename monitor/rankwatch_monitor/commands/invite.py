@@ -9,7 +9,7 @@ from pathlib import Path
 from rankwatch.shared.link import connection as connections
 from rankwatch.shared.printable import printable
 
-from ..serve import control
+from ..serve.door import control
 from . import arguments as types
 
 

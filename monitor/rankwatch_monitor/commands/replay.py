@@ -7,7 +7,6 @@ import importlib.util
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 from rankwatch.errors import UsageError
 from rankwatch.replay.replay_options import add_options as add_replay_options
@@ -23,7 +22,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "Start it where the training's own modules can be imported. Its data and its launcher are not needed. "
         "Exit code 0: the inf or nan recurs; 1: it does not.",
     )
-    add_replay_options(parser, Path(types.env("runs_dir", "rankwatch-runs") or "", "latest"))
+    add_replay_options(parser, types.runs_folder() / "latest")
 
 
 def main(arguments: argparse.Namespace) -> int:

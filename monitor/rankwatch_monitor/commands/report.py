@@ -14,12 +14,12 @@ from rankwatch.shared.system.on_terminal import as_shown
 
 from ..decide.core.report import Report
 from ..record import replay
-from ..record.course import with_course
 from ..record.reader import RunRecord
 from ..record.runs import read_row
 from ..record.schema import FILE, StoreError
 from ..views import as_json as json
-from ..views import batch, details, rank, text
+from ..views import text
+from ..views.batches import batch, details, rank
 from ..views.ui import single
 from ..views.ui.pages import RunPages
 from . import arguments as types
@@ -107,8 +107,7 @@ def _details(record: RunRecord, arguments: argparse.Namespace) -> str:
     if arguments.rank is not None:
         of_rank = details.of_rank(record, arguments.rank)
         return rank.to_json(of_rank, frames) if as_json else rank.render(of_rank, frames)
-    report, is_over = replay.take(record)
-    report = with_course(report, record)
+    report, is_over = replay.take(record, course_so_far=True)
     return _render(record.path.parent, _shortened(report, frames), is_over, as_json=as_json)
 
 
@@ -128,8 +127,7 @@ def _written(run: Path, *, as_json: bool) -> str:
     except OSError as error:
         try:
             with RunRecord(run / FILE) as record:
-                report, is_over = replay.take(record)
-                report = with_course(report, record)
+                report, is_over = replay.take(record, course_so_far=True)
         except StoreError as why:
             check_run(run)
             raise UsageError(f"cannot read report.txt in {run} ({error.strerror}), nor the record: {why}") from None

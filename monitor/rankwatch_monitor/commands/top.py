@@ -44,7 +44,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]  # a name may have letters that the terminal lacks
-    is_name = arguments.run.parent == Path() and arguments.run != Path(types.env("runs_dir", "rankwatch-runs") or "")
+    is_name = arguments.run.parent == Path() and arguments.run != types.runs_folder()
     newest = Newest(types.named_run(arguments.run) if is_name else arguments.run)  # a folder may come yet
     focus = Focus(arguments.node, arguments.rank)
     try:

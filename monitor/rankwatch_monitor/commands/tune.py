@@ -11,7 +11,7 @@ from rankwatch.shared.printable import printable
 from rankwatch.shared.types import messages
 from rankwatch.shared.types.tuning import MAX_EVERY, NO_CHANGE, Check, Tuning
 
-from ..serve import control
+from ..serve.door import control
 from . import arguments as types
 
 

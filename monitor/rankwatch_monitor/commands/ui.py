@@ -6,7 +6,6 @@ import argparse
 import os
 import secrets
 import sys
-from pathlib import Path
 
 from rankwatch.errors import UsageError
 from rankwatch.shared.printable import printable
@@ -40,7 +39,7 @@ def main(arguments: argparse.Namespace) -> int:
         from ..views.ui import server
     except ImportError as error:
         raise UsageError(f"the page needs {error.name}: {to_add('ui')}") from None
-    if not arguments.runs_dir.is_dir() and arguments.runs_dir != Path(types.env("runs_dir", "rankwatch-runs") or ""):
+    if not arguments.runs_dir.is_dir() and arguments.runs_dir != types.runs_folder():
         raise UsageError(f"no folder {arguments.runs_dir}: give the one that runs are recorded in")
     token = os.environ.get("RANKWATCH_TOKEN") or secrets.token_urlsafe(24)
     with server.listen(arguments.host, arguments.port) as listening:

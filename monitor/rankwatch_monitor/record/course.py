@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import islice
 
 import numpy as np
 
 from rankwatch.shared.types.frame import NARROW_DTYPES, NO_LOSS
 
-from ..decide.core.report import Report
 from ..decide.ending.course import Course, GrownReading, LossAt, NearestReading
-from .headroom import Readings, choose
-from .layout import Array
+from .numbers.headroom import Readings, choose
+from .numbers.layout import Array
 from .reader import RunRecord
-from .schema import StoreError, explained
 from .store import SEGMENT
-
-log = logging.getLogger(__name__)
 
 HEAD, MOST_SEGMENTS = 4, 9
 """Segments of digests in which the beginning is looked for, and at most the end: the last two batches of all ranks."""
@@ -34,20 +28,6 @@ LEAST_GROWTH = 1.05
 """A smaller factor is not told."""
 
 _FIRST = ("rank", "batch", "first_frame", "loss", "ended")
-
-
-def with_course(report: Report, record: RunRecord) -> Report:
-    """The report, and how its run went. An error in this search leaves the report as it is."""
-    if report.verdict is not None or report.course is not None:
-        return report
-    try:
-        with explained(record.path):
-            return replace(report, course=find_course(record, report.world_size))
-    except StoreError as error:
-        log.error("how the run went is not known: %s", error)
-    except Exception:
-        log.exception("an error of ours in the search for how the run went; the report does without")
-    return report
 
 
 def find_course(record: RunRecord, world_size: int) -> Course:

@@ -11,14 +11,15 @@ from rankwatch.shared.printable import printable
 
 from ..decide.core.journal import Opened
 from ..decide.core.options import Options
-from ..decide.core.report import RankStanding, Report, RunStanding
+from ..decide.core.report import Report
 from ..decide.core.run import Run
+from ..decide.core.standing import RankStanding, RunStanding
 from . import replay
-from .headroom import Headroom, Readings, choose, last_batches, merge, pace_of, recent_of
-from .layout import Array
+from .numbers.headroom import Headroom, Readings, choose, last_batches, merge, pace_of, recent_of
+from .numbers.layout import Array
+from .numbers.recent import Recent, RecentReader
+from .numbers.rows import EnvelopeKey
 from .reader import RunRecord
-from .recent import Recent, RecentReader
-from .rows import EnvelopeKey
 from .schema import FILE, StoreError, explained
 from .store import SEGMENT
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -16,13 +14,10 @@ from rankwatch.shared.types.trip import Trip
 
 from ..decide.core.report import Report
 from ..decide.trip.began import Jump, ReadingName, TripOrigin, find_began
-from .jumps import LEAST, find_jumps
-from .layout import Array
+from .numbers.jumps import LEAST, find_jumps
+from .numbers.layout import Array
+from .numbers.rows import PartHistory
 from .reader import RunRecord
-from .rows import PartHistory
-from .schema import StoreError, explained
-
-log = logging.getLogger(__name__)
 
 BACK = 64
 """Batches before the trip that are looked at."""
@@ -45,20 +40,6 @@ _WEIGHTS = Kind.PARAMETER, Kind.BUFFER
 
 BEFORE_ALL = -1
 """The frame of the root's inputs: they are there before any module runs."""
-
-
-def with_origin(report: Report, record: RunRecord) -> Report:
-    """The report, and where its trip came from. An error in this search leaves the report as it is."""
-    if report.verdict is None or report.origin is not None:
-        return report
-    try:
-        with explained(record.path):
-            return replace(report, origin=find_origin(report, record))
-    except StoreError as error:
-        log.error("where the trip came from is not known: %s", error)
-    except Exception:
-        log.exception("an error of ours in the search for where the trip came from; the report does without")
-    return report
 
 
 def find_origin(report: Report, record: RunRecord) -> TripOrigin:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
 import numpy as np
 
@@ -17,12 +17,12 @@ from rankwatch.shared.types import messages
 from rankwatch.shared.types.frame import Frame, FrameTable
 
 from ..decide.core.journal import NO_RANK, Entry, Progress
-from ..decide.core.report import RankStanding, RunStanding
+from ..decide.core.standing import RankStanding, RunStanding
 from . import facts
 from .checked import reader_of
-from .digest import Columns, Envelope
-from .layout import DIGEST, Array, BlobLayout, pack_frames, unpack_digests, unpack_part, unpack_table
-from .rows import (
+from .numbers.digest import Columns, Envelope
+from .numbers.layout import DIGEST, Array, BlobLayout, pack_frames, unpack_digests, unpack_part, unpack_table
+from .numbers.rows import (
     ANY,
     BatchRange,
     DigestBlock,
@@ -71,9 +71,7 @@ class RunRecord:
     def __enter__(self) -> RunRecord:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -93,21 +91,15 @@ class RunRecord:
 
     def began(self) -> float:
         """Unix time of the first entry."""
-        with self._explained():
-            row = self._database.execute("SELECT time FROM events ORDER BY id LIMIT 1").fetchone()
-            return float(row[0]) if row else 0.0
+        return float(self._one("SELECT time FROM events ORDER BY id LIMIT 1") or 0.0)
 
     def ended(self) -> float:
         """Unix time of the last entry."""
-        with self._explained():
-            row = self._database.execute("SELECT time FROM events ORDER BY id DESC LIMIT 1").fetchone()
-            return float(row[0]) if row else 0.0
+        return float(self._one("SELECT time FROM events ORDER BY id DESC LIMIT 1") or 0.0)
 
     def last_heard(self) -> float:
         """Unix time of the last entry or, if they are newer, of the last standings: of a run that is running, about now."""
-        with self._explained():
-            row = self._database.execute("SELECT MAX(time) FROM standing").fetchone()
-            return max(self.ended(), float(row[0] or 0.0))
+        return max(self.ended(), float(self._one("SELECT MAX(time) FROM standing") or 0.0))
 
     # --- facts --------------------------------------------------------------------------------------------------------
 
@@ -216,15 +208,12 @@ class RunRecord:
 
     def first_batch(self) -> int:
         """The first batch that a digest is stored of, 0 where there is none."""
-        with self._explained():
-            (first,) = self._database.execute("SELECT MIN(first_batch) FROM digests").fetchone()
-            return int(first or 0)
+        return int(self._one("SELECT MIN(first_batch) FROM digests") or 0)
 
     def last_batch(self) -> int:
         """The last batch of any rank, -1 before the first."""
-        with self._explained():
-            (last,) = self._database.execute("SELECT MAX(last_batch) FROM digests").fetchone()
-            return -1 if last is None else int(last)
+        last = self._one("SELECT MAX(last_batch) FROM digests")
+        return -1 if last is None else int(last)
 
     # --- parts as the ranks sent them ---------------------------------------------------------------------------------
 
@@ -406,6 +395,12 @@ class RunRecord:
     def _batches(self, source: str) -> list[int]:
         with self._explained():
             return [batch for (batch,) in self._database.execute(f"SELECT DISTINCT batch FROM {source} ORDER BY batch")]
+
+    def _one(self, query: str) -> Any:
+        """The first column of the first row; None without a row."""
+        with self._explained():
+            row = self._database.execute(query).fetchone()
+            return row[0] if row else None
 
     def _explained(self) -> AbstractContextManager[None]:
         return explained(self.path)

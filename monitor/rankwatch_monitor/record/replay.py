@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -11,10 +12,12 @@ from ..decide.core.journal import Opened
 from ..decide.core.ledger import Ledger
 from ..decide.core.options import Options
 from ..decide.core.report import Report
-from .course import with_course
-from .origin import with_origin
+from .course import find_course
+from .origin import find_origin
 from .reader import RunRecord
-from .schema import explained
+from .schema import StoreError, explained
+
+log = logging.getLogger(__name__)
 
 
 class Snapshot(NamedTuple):
@@ -24,13 +27,34 @@ class Snapshot(NamedTuple):
     is_over: bool
 
 
-def take(record: RunRecord) -> Snapshot:
-    """The run in this record. Raises StoreError when the record makes no sense."""
+def take(record: RunRecord, *, course_so_far: bool = False) -> Snapshot:
+    """The run in this record. ``course_so_far``: how it went so far, too. Raises StoreError when the record makes no sense."""
     entries = record.entries()
     with explained(record.path):
         now = entries[-1].now if entries else 0.0
         awaits_command = any(isinstance(entry.fact, Opened) and entry.fact.awaits_command for entry in entries[:1])
         run = Ledger(Options(expects_job_end=awaits_command)).restore(record.run, entries, record.progress(), now)
     report = replace(run.report(), folder=printable(str(record.path.parent)))
-    report = with_origin(report, record)
-    return Snapshot(with_course(report, record) if run.over else report, run.over)
+    has_answer = report.verdict is not None or run.over or course_so_far
+    return Snapshot(searched(report, record) if has_answer else report, run.over)
+
+
+def searched(report: Report, record: RunRecord) -> Report:
+    """The report with what only its record knows: where its trip came from; of a run without a verdict, how it went.
+
+    An error in this search leaves the report as it is.
+    """
+    has_verdict = report.verdict is not None
+    what = "where the trip came from" if has_verdict else "how the run went"
+    if (report.origin if has_verdict else report.course) is not None:
+        return report
+    try:
+        with explained(record.path):
+            if has_verdict:
+                return replace(report, origin=find_origin(report, record))
+            return replace(report, course=find_course(record, report.world_size))
+    except StoreError as error:
+        log.error("%s is not known: %s", what, error)
+    except Exception:
+        log.exception("an error of ours in the search for %s; the report does without", what)
+    return report

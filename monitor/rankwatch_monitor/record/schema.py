@@ -61,7 +61,7 @@ CREATE TABLE summaries (
     envelopes  one for each part of a batch and frame table
     summaries  parts of batches as the ranks sent them
 
-``facts.py`` has the bodies of the events, ``layout.py`` the bytes of all other bodies.
+``facts.py`` has the bodies of the events, ``numbers/layout.py`` the bytes of all other bodies.
 """
 
 

@@ -23,9 +23,9 @@ from rankwatch.shared.types.frame import FrameTable
 from ..decide.core.effects import Show
 from ..decide.core.journal import Entry, Opened, Trained
 from . import facts, runs
-from .digest import Columns, Envelope, RankSummary, summarise
-from .layout import DIGEST, Array, pack_digests, pack_part, pack_table, unpack_digests
 from .mounts import is_on_network
+from .numbers.digest import Columns, Envelope, RankSummary, summarise
+from .numbers.layout import DIGEST, Array, pack_digests, pack_part, pack_table, unpack_digests
 from .runs import RunRow
 from .schema import BUSY_TIMEOUT, CREATE, SCHEMA, RecordConnection, StoreError, explained, is_new
 from .writer_lock import Claim

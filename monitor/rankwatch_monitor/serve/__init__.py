@@ -1,1 +1,1 @@
-"""The collector: sockets, clocks, signals and files around the decisions."""
+"""The collector: sockets, clocks, signals and files around the decisions. Its rooms meet in ``collector.py``."""

@@ -55,18 +55,18 @@ from ..decide.core.report import Report
 from ..record.reader import RunRecord
 from ..record.schema import StoreError
 from ..record.store import Limits
-from .archiver import Archiver
-from .backlog import Backlog
-from .credentials import Credentials
-from .decoder import DecoderThread, decode
-from .fair_queue import Turns, is_long
-from .inbox import Ended, Inbox, Item, Letter
+from .door.backlog import Backlog
+from .door.credentials import Credentials
+from .door.decoder import DecoderThread, decode
+from .door.fair_queue import Turns, is_long
+from .door.inbox import Ended, Inbox, Item, Letter
+from .files.publisher import Publisher
+from .files.run_folder import RunsFolder
+from .files.writer import RecordWriter
 from .metrics.meters import LoopCounts, Meters
-from .process_ends import ExitWatch
-from .publisher import Publisher
-from .run_folder import RunsFolder
+from .processes.archiver import Archiver
+from .processes.process_ends import ExitWatch
 from .settings import Settings
-from .writer import RecordWriter
 
 log = logging.getLogger(__name__)
 

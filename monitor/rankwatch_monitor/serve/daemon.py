@@ -13,13 +13,13 @@ from rankwatch.shared.system.on_terminal import as_shown
 
 from ..decide.core.report import Report
 from ..views import text
-from .archiver import archiver_of
 from .collector import Collector
+from .files.run_folder import RunsFolder
 from .metrics.meters import Meters
 from .niceness import SWITCH_INTERVAL
-from .notifier import Notifier
 from .printer import Printer
-from .run_folder import RunsFolder
+from .processes.archiver import archiver_of
+from .processes.notifier import Notifier
 from .settings import Settings
 
 log = logging.getLogger(__name__)

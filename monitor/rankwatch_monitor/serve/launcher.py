@@ -26,12 +26,12 @@ from rankwatch.shared.system.resources import lack
 
 from ..decide.core.report import Outcome, Report
 from ..views import text
-from .archiver import archiver_of
 from .collector import Collector, raise_descriptor_limit
+from .files.run_folder import RunsFolder
 from .metrics.meters import Meters
-from .notifier import Notifier
 from .printer import Printer, is_terminal, write
-from .run_folder import RunsFolder
+from .processes.archiver import archiver_of
+from .processes.notifier import Notifier
 from .settings import Settings
 from .status import Status
 

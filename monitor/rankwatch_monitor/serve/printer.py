@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from collections import deque
-from types import TracebackType
 from typing import TextIO
 
 from rankwatch.shared.system.standard_output import forgive
@@ -75,9 +74,7 @@ class Printer(logging.Handler):
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         """Writes the waiting texts, and restores the log's handlers."""
         logging.getLogger().handlers = self._replaced
         with self._changed:

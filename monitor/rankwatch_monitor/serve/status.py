@@ -7,12 +7,11 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 
 from ..decide.core.effects import Show
 from ..decide.core.report import RankState
 from ..record.follow import HeadroomReader, newest_digests
-from ..record.headroom import Headroom, pace_of
+from ..record.numbers.headroom import Headroom, pace_of
 from ..record.reader import RunRecord
 from ..record.schema import FILE, StoreError
 from ..views.top.table import shorten
@@ -50,9 +49,7 @@ class Status:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         with self._changed:
             self._is_over = True
             self._changed.notify()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from rankwatch.shared.types.closeup import CloseUp
@@ -40,18 +39,17 @@ def to_dict(rank: int, trip: Trip, closeup: CloseUp | None) -> dict[str, Any] | 
     missing = _missing(rank, trip, closeup)
     closeup = closeup or CloseUp()
     operator = closeup.operator or trip.operator
-    source = operator.source if operator is not None else None
     return {
         "operator": operator.name if operator is not None else None,
         "node": (operator.node or None) if operator is not None else None,
         "module": (operator.module or None) if operator is not None else None,
-        "source": source._asdict() if source is not None else None,
+        "source": operator.source if operator is not None else None,
         "inputs": _inputs(operator) if operator is not None else [],
         "recurred": closeup.recurred if closeup.of else None,
         "of": closeup.of or None,
         "eager": closeup.is_eager,
         "precision": {
-            one.dtype: {"state": _state(one.state), "abs_max": _finite(one.abs_max) if one.state is State.FINITE else None}
+            one.dtype: {"state": one.state, "abs_max": one.abs_max if one.state is State.FINITE else None}
             for one in closeup.precision
         },
         "machine": closeup.machine,
@@ -77,19 +75,5 @@ def _inputs(operator: Operator) -> list[dict[str, Any]]:
 
 def _input(reading: Reading, shape: tuple[int, ...] | None) -> dict[str, Any]:
     has_number = reading.state in (State.FINITE, State.NOT_FLOAT)
-    return {
-        "label": reading.label,
-        "shape": None if shape is None else list(shape),
-        "dtype": reading.dtype,
-        "abs_max": _finite(reading.abs_max) if has_number else None,
-        "state": _state(reading.state),
-    }
-
-
-def _finite(value: float) -> float | None:
-    """What a rank calls finite may not be: JSON has no inf."""
-    return value if math.isfinite(value) else None
-
-
-def _state(state: State) -> str:
-    return state.name.lower()
+    abs_max = reading.abs_max if has_number else None
+    return {"label": reading.label, "shape": shape, "dtype": reading.dtype, "abs_max": abs_max, "state": reading.state}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from datetime import timedelta
 from typing import Any
 
@@ -29,12 +28,8 @@ def to_dict(report: Report) -> dict[str, Any] | None:
     course = report.course
     if course is None:
         return None
-    body: dict[str, Any] = {"seconds": round(course.seconds, 3), "batches_per_second": course.pace}
-    for name, loss in (("first_loss", course.first_loss), ("last_loss", course.last_loss)):
-        body[name] = None if loss is None else {**loss._asdict(), "loss": loss.loss if math.isfinite(loss.loss) else None}
-    for name, reading in (("nearest", course.nearest), ("grown", course.grown)):
-        body[name] = None if reading is None else {**reading._asdict(), "phase": reading.phase.name.lower()}
-    return body
+    found = course._asdict()
+    return {"seconds": round(found.pop("seconds"), 3), "batches_per_second": found.pop("pace"), **found}
 
 
 def _clock(seconds: float) -> str:

@@ -12,25 +12,23 @@ Strict JSON: inf and nan are null.
 
 from __future__ import annotations
 
-import dataclasses
-import enum
 import json
-import math
 from collections.abc import Iterator
 from typing import Any
 
 from rankwatch.shared.types.frame import State
 
-from ..record.digest import Envelope
 from ..record.facts import kind_of
-from ..record.layout import NO_ROW, Array
+from ..record.numbers.digest import Envelope
+from ..record.numbers.layout import NO_ROW, Array
 from ..record.reader import RunRecord
+from .jsonable import plain
 
 
 def lines(record: RunRecord, *, frames: bool) -> Iterator[str]:
     """The lines, without newlines. Raises StoreError when the record cannot be read."""
     for line in _objects(record, frames=frames):
-        yield json.dumps(_plain(line), allow_nan=False)
+        yield json.dumps(plain(line), allow_nan=False)
 
 
 def _objects(record: RunRecord, *, frames: bool) -> Iterator[dict[str, Any]]:
@@ -69,22 +67,3 @@ def _rows(envelope: Envelope) -> list[list[Any]]:
     lows, highs = with_rank(envelope.low, envelope.low_rank), with_rank(envelope.high, envelope.high_rank)
     states = zip(map(State, envelope.state.tolist()), envelope.state_rank.tolist(), strict=True)
     return [[*low, *high, *state] for low, high, state in zip(lows, highs, states, strict=True)]
-
-
-def _plain(value: Any) -> Any:
-    """``value`` in JSON's types."""
-    if isinstance(value, enum.IntEnum):
-        return value.name.lower()
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, bytes):
-        return list(value)
-    if isinstance(value, dict):
-        return {name: _plain(part) for name, part in value.items()}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return {name: _plain(part) for name, part in zip(value._fields, value, strict=True)}
-    if isinstance(value, (list, tuple)):
-        return [_plain(part) for part in value]
-    return value

@@ -8,6 +8,7 @@ from typing import Any
 from rankwatch.shared.printable import one_line
 
 from ..record.runs import RunRow
+from .jsonable import document, pick
 
 UNFINISHED = "no collector writes it any more, and how it ended is not on record"
 
@@ -31,24 +32,17 @@ def _cut(line: str, columns: int) -> str:
 
 def to_json(runs: Sequence[RunRow]) -> str:
     """As JSON; ``outcome`` is null until the run is over."""
-    import json  # here, so that a list as text starts faster
-
-    return json.dumps([to_dict(run) for run in runs], indent=2) + "\n"
+    return document([to_dict(run) for run in runs])
 
 
 def to_dict(run: RunRow) -> dict[str, Any]:
     return {
-        "run": run.run,
-        "job": run.job,
-        "restart": run.restart,
-        "is_over": run.is_over,
+        **pick(run, "run job restart is_over"),
         "state": state_of(run),
         "gaps": run.gaps,
         "stalled": run.stalled if _is_stalled(run) else "",
         "outcome": run.outcome if run.is_over else None,
-        "reason": run.reason,
-        "world_size": run.world_size,
-        "batches": run.batches,
+        **pick(run, "reason world_size batches"),
     }
 
 

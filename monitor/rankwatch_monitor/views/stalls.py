@@ -7,6 +7,7 @@ from typing import Any
 from rankwatch.shared.words.text import name_spans
 
 from ..decide.core.report import RankStack, Report
+from .jsonable import pick
 
 INDENT = "  "
 
@@ -49,13 +50,9 @@ def to_dict(report: Report) -> dict[str, Any] | None:
     if stall is None:
         return None
     return {
-        "ranks": list(stall.ranks),
-        "waiting": list(stall.waiting),
-        "count": stall.count,
-        "count_waiting": stall.count_waiting,
-        "text": stall.text,
+        **pick(stall, "ranks waiting count count_waiting text"),
         "stacks": [
-            {"rank": one.rank, "waits": one.waits, "text": describe(one), "lines": list(one.lines), "why_not": one.why_not}
+            {"rank": one.rank, "waits": one.waits, "text": describe(one), "lines": one.lines, "why_not": one.why_not}
             for one in report.stacks
         ],
         "unasked": unasked(report),

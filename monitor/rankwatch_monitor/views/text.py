@@ -167,12 +167,8 @@ def _line(same: list[RankNotice]) -> str:
 
 
 def notice_fields(report: Report, most: int = MAX_LINES) -> list[tuple[str, str]]:
-    lines = [
-        line for key, line in noticed(report).items() if key[0] not in BY_PRODUCT_KINDS
-    ]  # those stand with the replicas
-    hidden = len(lines[most:])
-    if hidden:
-        lines[most:] = [f"and {hidden} more: report.json has them"]
+    # The others stand with the replicas.
+    lines = _first([line for key, line in noticed(report).items() if key[0] not in BY_PRODUCT_KINDS], most)
     if report.notices_unkept:
         lines.append(f"and {report.notices_unkept} more that were not stored")
     return [("noticed", "\n".join(lines))] if lines else []
@@ -182,34 +178,29 @@ def _lapses(report: Report) -> list[tuple[str, str]]:
     """What is not on record, the ranks that train unwatched, the processes that were refused."""
     dropped = [row for row in report.ranks if row.dropped]
     fields = gap_fields(report)
-    unwatched = [
-        f"{_name(report, row.rank)} {row.farewell}"
-        for row in report.ranks
-        if row.farewell and row.state is RankState.RUNNING
-    ]
-    if unwatched:
-        hidden = len(unwatched[MAX_LINES:])
-        unwatched[MAX_LINES:] = [f"and {hidden} more: report.json has them"] if hidden else []
+    rows = [row for row in report.ranks if row.farewell and row.state is RankState.RUNNING]
+    if rows:
+        unwatched = _first([f"{_name(report, row.rank)} {row.farewell}" for row in rows])
         fields.append(("unwatched", "\n".join(unwatched)))
     if dropped:
-        count = sum(row.dropped for row in dropped)
-        ranks = name_ranks([row.rank for row in dropped])
-        batches = f"{count} batch{'es' if count != 1 else ''} of {ranks}"
-        fields.append(
-            ("dropped", f"{batches}: the collector was out of reach, or too slow, for longer than they could wait")
-        )
-    rivals = [f"{row.rival}: rank {row.rank} was there already" for row in report.ranks if row.rival]
-    hidden = len(rivals[MAX_LINES:])
-    if hidden:
-        rivals[MAX_LINES:] = [f"and {hidden} more: report.json has them"]
+        fields.append(dropped_field(sum(row.dropped for row in dropped), f" of {name_ranks([row.rank for row in dropped])}"))
+    rivals = _first([f"{row.rival}: rank {row.rank} was there already" for row in report.ranks if row.rival])
     return [*fields, ("refused", "\n".join(rivals))] if rivals else fields
 
 
+def dropped_field(count: int, whose: str = "") -> tuple[str, str]:
+    batches = f"{count} batch{'es' if count != 1 else ''}{whose}"
+    return "dropped", f"{batches}: the collector was out of reach, or too slow, for longer than they could wait"
+
+
 def gap_fields(report: Report) -> list[tuple[str, str]]:
-    lines = [describe_gap(gap, report.world_size) for gap in report.gaps]
-    if hidden := len(lines[MAX_LINES:]):
-        lines[MAX_LINES:] = [f"and {hidden} more: report.json has them"]
+    lines = _first([describe_gap(gap, report.world_size) for gap in report.gaps])
     return [("gaps", "\n".join(lines))] if lines else []
+
+
+def _first(lines: list[str], most: int = MAX_LINES) -> list[str]:
+    hidden = len(lines) - most
+    return [*lines[:most], f"and {hidden} more: report.json has them"] if hidden > 0 else lines
 
 
 def _certainty(report: Report, verdict: Verdict) -> str:

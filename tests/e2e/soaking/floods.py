@@ -13,7 +13,7 @@ from e2e.soaking.part import Part
 from jobs import environment
 from peak import peak_bytes
 from rankwatch.shared.link import connection as connections
-from rankwatch_monitor.serve import control
+from rankwatch_monitor.serve.door import control
 
 FLOODED = 6.0
 """Seconds at most for which a flood lasts."""

@@ -19,9 +19,9 @@ from rankwatch.shared.link import sockets, wire
 from rankwatch.shared.types import messages
 from rankwatch_monitor.record.reader import RunRecord
 from rankwatch_monitor.record.schema import FILE
-from rankwatch_monitor.serve import control
-from rankwatch_monitor.serve import fair_queue as turns
-from rankwatch_monitor.serve.inbox import Item, Letter
+from rankwatch_monitor.serve.door import control
+from rankwatch_monitor.serve.door import fair_queue as turns
+from rankwatch_monitor.serve.door.inbox import Item, Letter
 
 PROMPT = 20.0
 """Milliseconds of the loop's CPU time from TRIP to ABORT, the median: a busy machine does not change how much goes first."""

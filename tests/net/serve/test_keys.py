@@ -25,7 +25,7 @@ from rankwatch.shared.link.sockets import dealer, new_key_pair
 from rankwatch.shared.types import messages
 from rankwatch.shared.types.tuning import Tuning
 from rankwatch_monitor import cli
-from rankwatch_monitor.serve import control
+from rankwatch_monitor.serve.door import control
 
 
 def answer_to(connection: Connection, message: messages.Message) -> messages.Message | None:

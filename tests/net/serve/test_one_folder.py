@@ -73,7 +73,7 @@ def test_nine_jobs_that_are_started_at_one_moment_have_nine_records(tmp_path: Pa
 @pytest.mark.slow
 def test_a_collector_that_is_killed_while_it_begins_a_record_is_swept_by_the_next(tmp_path: Path) -> None:
     code = (
-        "import os, signal, sys; from pathlib import Path; from rankwatch_monitor.serve.run_folder import RunsFolder\n"
+        "import os, signal, sys; from pathlib import Path; from rankwatch_monitor.serve.files.run_folder import RunsFolder\n"
         "runs = RunsFolder(Path(sys.argv[1])); runs.sweep(''); runs.claim('train-0')\n"
         "with runs.begin('train-0') as folder:\n"
         "    (folder / 'run.db').touch(); os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -82,7 +82,7 @@ def test_a_collector_that_is_killed_while_it_begins_a_record_is_swept_by_the_nex
     assert killed.returncode == -signal.SIGKILL
     assert os.listdir(tmp_path / "runs") == ["train-0"]
     code = (
-        "import sys; from pathlib import Path; from rankwatch_monitor.serve.run_folder import RunsFolder\n"
+        "import sys; from pathlib import Path; from rankwatch_monitor.serve.files.run_folder import RunsFolder\n"
         "runs = RunsFolder(Path(sys.argv[1])); runs.sweep(''); print(runs.claim('train-0'))\n"
     )
     again = subprocess.check_output([sys.executable, "-c", code, str(tmp_path / "runs")], env=environment(), text=True)

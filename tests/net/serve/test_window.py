@@ -21,8 +21,8 @@ from rankwatch_monitor.decide.core.rank import Rank as RankOfRun
 from rankwatch_monitor.decide.core.report import RankState
 from rankwatch_monitor.record.reader import RunRecord
 from rankwatch_monitor.record.schema import FILE
-from rankwatch_monitor.serve import backlog as backlog_module
 from rankwatch_monitor.serve.collector import Collector
+from rankwatch_monitor.serve.door import backlog as backlog_module
 
 TABLE = makers.table()
 SIZE = len(wire.encode(messages.Batch(1, makers.summary(0))))

@@ -26,10 +26,10 @@ from rankwatch_monitor.decide.core.journal import Closed
 from rankwatch_monitor.decide.core.ledger import Disconnected, Received
 from rankwatch_monitor.record.reader import RunRecord
 from rankwatch_monitor.record.schema import FILE
-from rankwatch_monitor.serve import backlog, control
 from rankwatch_monitor.serve.collector import Collector
-from rankwatch_monitor.serve.inbox import Ended, Item, Letter
-from rankwatch_monitor.serve.run_folder import RunsFolder
+from rankwatch_monitor.serve.door import backlog, control
+from rankwatch_monitor.serve.door.inbox import Ended, Item, Letter
+from rankwatch_monitor.serve.files.run_folder import RunsFolder
 from rankwatch_monitor.serve.settings import Settings
 
 

@@ -15,7 +15,7 @@ from rankwatch_monitor.decide.core.journal import NO_RANK, Closed, Decided, Entr
 from rankwatch_monitor.decide.core.report import Outcome, Report
 from rankwatch_monitor.decide.ending.course import Course, GrownReading, LossAt, NearestReading
 from rankwatch_monitor.record import replay
-from rankwatch_monitor.record.course import find_course, with_course
+from rankwatch_monitor.record.course import find_course
 from rankwatch_monitor.record.reader import RunRecord
 from rankwatch_monitor.record.schema import FILE
 from rankwatch_monitor.views import as_json
@@ -131,7 +131,7 @@ def test_a_run_with_a_verdict_has_no_course(tmp_path: Path) -> None:
     with RunRecord(folder / FILE) as record:
         told = replay.take(record).report
         assert told.verdict is not None
-        assert with_course(told, record).course is None
+        assert replay.searched(told, record).course is None
 
 
 def test_an_error_in_the_search_costs_only_the_course(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -139,5 +139,5 @@ def test_an_error_in_the_search_costs_only_the_course(tmp_path: Path, caplog: py
     told = replace(report(folder), course=None)
     with RunRecord(folder / FILE) as record:
         record.close()
-        assert with_course(told, record).course is None
+        assert replay.searched(told, record).course is None
     assert "how the run went is not known" in caplog.text

@@ -10,9 +10,9 @@ import records
 from rankwatch.shared.types.frame import State
 from rankwatch_monitor.decide.core.journal import NO_RANK, Closed, Entry
 from rankwatch_monitor.record import reader, store
-from rankwatch_monitor.record.digest import Columns
+from rankwatch_monitor.record.numbers.digest import Columns
+from rankwatch_monitor.record.numbers.rows import Point
 from rankwatch_monitor.record.reader import RunRecord
-from rankwatch_monitor.record.rows import Point
 from rankwatch_monitor.record.schema import FILE
 
 HIGHS = (2.0, 3.0, 5.0)

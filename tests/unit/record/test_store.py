@@ -37,9 +37,10 @@ from rankwatch_monitor.decide.core.journal import (
     Trained,
     Waited,
 )
-from rankwatch_monitor.decide.core.report import Outcome, RankStanding, RankState
+from rankwatch_monitor.decide.core.report import Outcome, RankState
+from rankwatch_monitor.decide.core.standing import RankStanding
 from rankwatch_monitor.record import replay, store
-from rankwatch_monitor.record.layout import DIGEST
+from rankwatch_monitor.record.numbers.layout import DIGEST
 from rankwatch_monitor.record.reader import RunRecord
 from rankwatch_monitor.record.runs import RunRow, is_unfinished, read_row, read_rows
 from rankwatch_monitor.record.schema import FILE, SCHEMA, StoreError

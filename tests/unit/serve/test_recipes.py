@@ -19,7 +19,7 @@ import pytest
 from e2e.pages import python_of
 from rankwatch_monitor.decide.core.effects import Alert, Trouble
 from rankwatch_monitor.decide.core.report import Outcome, Report
-from rankwatch_monitor.serve.notifier import Notifier
+from rankwatch_monitor.serve.processes.notifier import Notifier
 
 LOST = Report("train-0", "train", 0, 2, Outcome.LOST, "rank 1 was lost", None, 7, None, ())
 STALLED = "rank 1 of 2 stalled: no progress for 300 s"

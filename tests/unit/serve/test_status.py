@@ -17,9 +17,10 @@ import pytest
 
 import crowds
 import standings
-from rankwatch_monitor.decide.core.report import RankStanding, RankState
+from rankwatch_monitor.decide.core.report import RankState
+from rankwatch_monitor.decide.core.standing import RankStanding
 from rankwatch_monitor.record.follow import Follower
-from rankwatch_monitor.record.headroom import Headroom
+from rankwatch_monitor.record.numbers.headroom import Headroom
 from rankwatch_monitor.serve.printer import FREE, MAKE_ROOM, Printer
 from rankwatch_monitor.serve.status import Status, describe
 from standings import shown

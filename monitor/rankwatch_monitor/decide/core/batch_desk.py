@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from rankwatch.shared.types import messages
 from rankwatch.shared.types.frame import NO_LOSS
 
+from ..keys.tables import FrameTables
 from ..trip.trip_desk import TripDesk
 from .books import Books, Desk
 from .effects import Effect, RecordTrace, Send
 from .gaps import CAME_LATE, SPOOL_FULL, Gap, Gaps
 from .journal import Closed, Entry, Trained
 from .rank import Rank
-from .tables import FrameTables
 
 
 @dataclass(slots=True)

@@ -10,7 +10,8 @@ from rankwatch.shared.str_enum import StrEnum
 from rankwatch.shared.types.frame import BatchSummary, FrameTable
 from rankwatch.shared.types.messages import Message
 
-from .report import RankStanding, Report, RunStanding
+from .report import Report
+from .standing import RankStanding, RunStanding
 
 
 class Send(NamedTuple):

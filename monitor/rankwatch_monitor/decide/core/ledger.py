@@ -18,8 +18,8 @@ from rankwatch.shared.types.frame import FrameTable
 from rankwatch.shared.types.tuning import Tuning
 from rankwatch.shared.words.patterns import describe_unmatched, ignorable, names_of
 
-from ..keyring import ANY_JOB
-from .budget import LINES_AT_ONCE, MAX_RUNS, WORDS_OVERHEAD, Budget
+from ..keys.budget import LINES_AT_ONCE, MAX_RUNS, WORDS_OVERHEAD, Budget
+from ..keys.keyring import ANY_JOB
 from .effects import Effect, IssueKey, Note, Send
 from .gaps import Gap
 from .journal import Entry, JobEnded, JobInterrupted, Opened, Progress

@@ -12,9 +12,9 @@ from rankwatch.shared.types.frame import BEGINNING, NO_LOSS, NO_STAGE, Moment, P
 from rankwatch.shared.types.trip import Trip
 from rankwatch.shared.words.text import describe_position, describe_rank, name_spans
 
+from ..keys.budget import WORDS_OVERHEAD, words
 from ..trip.verdict import Liveness, Verdict, Witness
-from .budget import WORDS_OVERHEAD, words
-from .report import RankRow, RankStanding, RankState
+from .report import RankRow, RankState
 
 # An election asks all ranks, and the abort waits for it: with thousands of ranks, looking these names up takes milliseconds.
 _RUNNING, _FINISHED = RankState.RUNNING, RankState.FINISHED
@@ -79,8 +79,9 @@ class Rank:
     trip: Trip | None = None
     closeup: CloseUp | None = None
     closeup_due: float = float("-inf")
-    turn_due: float = float("-inf")
     """Until when the close-up that its trip announced is waited for."""
+    turn_due: float = float("-inf")
+    """Until when a report waits for the batches before its trip, which went ahead of them."""
     acknowledged_at: float | None = None
     left: int = 0
     """Numbers the ends of the ranks, from 1 on; 0: it has not ended."""
@@ -214,12 +215,6 @@ class Rank:
         liveness = _LIVE if self.state is _RUNNING else _DONE if self.state is _FINISHED else _GONE
         liveness = _OFF if self.fault else liveness
         return Witness(liveness, self.progress, self.trip, self.hello.stage, self.reported_batch, self.fault)
-
-    def standing(self, now: float) -> RankStanding:
-        return RankStanding(
-            self.hello.rank, self.state, *self.progress.position, self.phase,
-            round(now - self.heard_at, 3), round(now - self.moved_at, 3), self.quiet, self.queued, self.dropped,
-        )  # fmt: skip
 
     def row(self) -> RankRow:
         """The rank in a report."""

@@ -106,45 +106,6 @@ def _missing(rank: int) -> RankRow:
     return RankRow(rank, -1, "", 0, -1, RankState.MISSING, False, 0, "")
 
 
-class RankStanding(NamedTuple):
-    """Where a rank is now; ``silent`` and ``still`` are seconds since it was last heard and since it last moved.
-
-    ``quiet`` says in what way it is silent, if it is silent for too long; ``queued`` messages wait in its spool, and
-    ``dropped`` batches found no room there.
-    """
-
-    rank: int
-    state: RankState
-    batch: int
-    eval: int
-    frame: int
-    phase: str
-    silent: float
-    still: float
-    quiet: str
-    queued: int
-    dropped: int
-
-
-class RunStanding(NamedTuple):
-    """Where a run is now, and how it ended once it is ``over``; ``tripped`` and ``stalled`` count ranks.
-
-    Ranks send a beat, and standings are written, every ``heartbeat`` seconds. ``waiting`` says which ranks an election waits
-    for; it is empty outside an election. ``desynced`` counts the parameters that are not what they must be.
-    """
-
-    job: str
-    restart: int
-    world_size: int
-    tripped: int
-    stalled: int
-    outcome: Outcome | None
-    over: bool
-    heartbeat: float
-    waiting: str
-    desynced: int = 0
-
-
 class RankNotice(NamedTuple):
     rank: int
     notice: Notice

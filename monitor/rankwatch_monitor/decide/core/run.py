@@ -17,13 +17,14 @@ from rankwatch.shared.types.tuning import Tuning
 from ..ending.ending_desk import EndingDesk
 from ..ending.rules import Incident, Situation
 from ..ending.silence import CUT_OFF
+from ..keys.budget import Budget
+from ..keys.tables import FrameTables
 from ..replicas.replica_desk import ReplicaDesk
 from ..stalls.stall_desk import StallDesk
 from ..trip.trip_desk import TripDesk
 from ..trip.verdict import Verdict
 from .batch_desk import BatchDesk
 from .books import Books, Stop, Worry
-from .budget import Budget
 from .effects import Alert, Effect, Publish, SendAll, Show
 from .fact import Finding, OwnFact
 from .intake import Intake
@@ -32,7 +33,6 @@ from .notices import Notices
 from .options import Options
 from .rank import Rank
 from .report import Outcome, Report
-from .tables import FrameTables
 from .told import report_of, show_of
 
 NOBODY = b""

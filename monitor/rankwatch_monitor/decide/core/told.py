@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from ..trip.divergence import origin_of
 from .effects import Show
 from .rank import count_frames
-from .report import Outcome, RankRows, Report, RunStanding
+from .report import Outcome, RankRows, Report
+from .standing import standing_of, standing_of_rank
 
 if TYPE_CHECKING:
     from .run import Run
@@ -43,16 +44,4 @@ def report_of(run: Run) -> Report:
 
 
 def show_of(run: Run, now: float) -> Show:
-    standing = RunStanding(
-        job=run.opened.job,
-        restart=run.opened.restart,
-        world_size=run.world_size,
-        tripped=run.trips.trips,
-        stalled=stall.count if (stall := run.stalls.watch.stall) is not None else 0,
-        outcome=run.ending.state.outcome,
-        over=run.over,
-        heartbeat=run.options.heartbeat,
-        waiting=run.waiting,
-        desynced=len(run.replicas.all()) + run.replicas.watch.findings.unkept,
-    )
-    return Show(run.id, tuple([run.ranks[number].standing(now) for number in sorted(run.ranks)]), standing)
+    return Show(run.id, tuple([standing_of_rank(run.ranks[number], now) for number in sorted(run.ranks)]), standing_of(run))

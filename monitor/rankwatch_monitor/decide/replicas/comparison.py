@@ -16,10 +16,10 @@ from rankwatch.shared.types.frame import NO_STAGE
 from .desync import Compared, Desync
 from .extent import extent_of, parameters
 from .findings import DesyncFindings, DesyncOrigin
-from .gathers import GatherGroup
-from .inputs import InputGroup
+from .groups.gathers import GatherGroup
+from .groups.inputs import InputGroup
+from .groups.replica_group import ReplicaGroup
 from .patterns import NEVER
-from .replica_group import ReplicaGroup
 from .rounds import At, Lockstep, Memory
 from .table_layout import TableLayout, layout_of
 

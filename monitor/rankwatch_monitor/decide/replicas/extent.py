@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import numpy.typing as npt
 
+from .groups.replica_group import ReplicaGroup
+from .groups.replicated_rows import ReplicatedRows
 from .patterns import CameApart, Extent, Since
-from .replica_group import ReplicaGroup
-from .replicated_rows import ReplicatedRows
 from .table_layout import Kin
 
 MOST = 8

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from rankwatch.shared.types import messages
 
 from ..core.books import Books, Desk, Stop, Worry
-from ..core.budget import Budget
 from ..core.effects import Effect, Send, Trouble
 from ..core.journal import NO_RANK, Closed, Desynced, Entry, ReplicasCompared
 from ..core.notices import Notices
 from ..core.rank import Rank
+from ..keys.budget import Budget
 from .comparison import ReplicaWatch
 from .desync import Desync
 from .desync_text import describe_desync

@@ -83,7 +83,7 @@ class TableLayout:
 
 @lru_cache(maxsize=4)
 def layout_of(table: FingerprintTable) -> TableLayout:
-    """Remembered: a long table takes 0.1 s, for which another thread (``serve/decoder.py``) calls this first."""
+    """Remembered: a long table takes 0.1 s, for which another thread (``serve/door/decoder.py``) calls this first."""
     return TableLayout(table)
 
 

@@ -41,7 +41,8 @@ class TripDesk(Desk):
         if trip.position.batch >= 0 and not trip.position.eval:
             self.count(rank, trip.position.batch, trip.optimizer_step, now)
         if self._is_earliest(rank, trip, is_decided=is_decided):
-            self.books.find(now, moments_of(self.books.ranks.values()))
+            # Noted down alone: the ranks are there already, and the abort waits for this.
+            self.books.note_down(now, moments_of(self.books.ranks.values()))
 
     def take(self, rank: Rank, trip: Trip, now: float, *, is_decided: bool) -> Iterator[Effect]:
         rank.take_trip(trip, now)

@@ -15,7 +15,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from rankwatch import __version__
 
 from ...decide.core.effects import Show
-from ...decide.core.report import Outcome, RankStanding, RankState
+from ...decide.core.report import Outcome, RankState
+from ...decide.core.standing import RankStanding
 from .meters import Gauged, Readout
 
 Samples: TypeAlias = Iterable[tuple[Sequence[str], float]]

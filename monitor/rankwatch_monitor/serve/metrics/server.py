@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Iterator
 from socketserver import ThreadingTCPServer
-from types import TracebackType
 from typing import Any
 
 from prometheus_client import CollectorRegistry, MetricsHandler, PlatformCollector, ProcessCollector
@@ -74,9 +73,7 @@ class MetricsServer(ThreadingTCPServer):
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self.shutdown()
         self.server_close()
 

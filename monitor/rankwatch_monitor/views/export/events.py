@@ -29,10 +29,10 @@ from rankwatch.shared.bounded import BoundedDict
 from rankwatch.shared.types.frame import MEASURED, FrameTable, State
 from rankwatch.shared.words.scalars import name_rows
 
-from ...record.digest import SCALE, Columns
-from ...record.layout import NO_ROW, Array
+from ...record.numbers.digest import SCALE, Columns
+from ...record.numbers.layout import NO_ROW, Array
+from ...record.numbers.rows import EnvelopePart, SentPart
 from ...record.reader import RunRecord
-from ...record.rows import EnvelopePart, SentPart
 from .written import Written
 
 

@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 from rankwatch import __version__
 from rankwatch.shared.types.frame import MEASURED, NO_LOSS, NO_NORM, FrameTable, State
 
-from ...record.layout import NO_MEMORY, NO_ROW, Array
+from ...record.numbers.layout import NO_MEMORY, NO_ROW, Array
+from ...record.numbers.rows import DigestBlock, EnvelopePart, SentPart
 from ...record.reader import RunRecord
-from ...record.rows import DigestBlock, EnvelopePart, SentPart
 from ...record.schema import StoreError
 from .origin import Origin
 from .rows import TEXTS, FrameRows, of_words

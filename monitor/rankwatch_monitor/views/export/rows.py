@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from rankwatch.shared.types.frame import FrameTable
 
-from ...record.layout import NO_ROW, Array
+from ...record.numbers.layout import NO_ROW, Array
 
 TEXTS = "module", "module_class", "phase", "label", "kind", "dtype"
 """The columns of words that a frame table has for its rows, besides the frame."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...record.layout import Array
+from ...record.numbers.layout import Array
 
 
 @dataclass(slots=True)

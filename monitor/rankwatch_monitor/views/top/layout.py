@@ -17,7 +17,7 @@ from ...decide.core.gaps import describe_gap
 from ...decide.core.report import Outcome, Report
 from ...decide.replicas.desync_text import desync_lines
 from ...record.follow import View
-from ...record.headroom import Headroom, batches_of
+from ...record.numbers.headroom import Headroom, batches_of
 from .. import stalls
 from ..text import noticed, render_head
 from .focus import Focus, Name, window

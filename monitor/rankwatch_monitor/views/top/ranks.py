@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from ...decide.core.report import RankRow, RankStanding, RankState
+from ...decide.core.report import RankRow, RankState
+from ...decide.core.standing import RankStanding
 from ...decide.stalls.stall import PHASE_ORDER
 from ...record.follow import View
 from .. import roles

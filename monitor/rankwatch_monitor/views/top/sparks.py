@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ...record.recent import Recent
+from ...record.numbers.recent import Recent
 
 BARS = "▁▂▃▄▅▆▇█"
 NOT_FINITE = "!"

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from rankwatch.shared.types.frame import NARROW_DTYPES, Phase, State
 from rankwatch.shared.words.text import PHASE_WORDS, format_spans
 
-from ...record.headroom import Headroom, RankBatch
+from ...record.numbers.headroom import Headroom, RankBatch
 from .ranks import STILL_AFTER, Node, RankLine, is_live
 from .table import Column, TableRow, TextTable
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ...record.layout import Array
+from ...record.numbers.layout import Array
 
 
 class Bins:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...record.layout import Array
+from ...record.numbers.layout import Array
 from .bins import Bins, moved
 
 DRAWN = 8

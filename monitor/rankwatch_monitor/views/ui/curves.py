@@ -10,7 +10,7 @@ import numpy as np
 
 from rankwatch.shared.types.frame import NO_LOSS, NO_NORM
 
-from ...record.layout import NO_MEMORY, Array
+from ...record.numbers.layout import NO_MEMORY, Array
 from .bins import Bins
 from .by_rank import ByRank, Curve, Layer, Layers, short
 

@@ -18,9 +18,9 @@ import numpy as np
 from rankwatch.shared.types.frame import MEASURED, FrameTable, State
 from rankwatch.shared.words.text import describe_module
 
-from ...record.digest import SCALE, Columns
-from ...record.layout import Array
-from ...record.rows import PartExtremes, Point, Series
+from ...record.numbers.digest import SCALE, Columns
+from ...record.numbers.layout import Array
+from ...record.numbers.rows import PartExtremes, Point, Series
 from .bins import Bins, moved
 
 BAD, NOTHING, MOST = -1.0, np.inf, 255.0

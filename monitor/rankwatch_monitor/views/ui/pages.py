@@ -10,7 +10,6 @@ from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -24,15 +23,17 @@ from ...decide.core.report import Report
 from ...decide.replicas.desync_text import describe_compared, describe_desync, describe_remedy, origins
 from ...record import replay
 from ...record.course import pace_over_all
-from ...record.digest import Columns
+from ...record.numbers.digest import Columns
+from ...record.numbers.rows import ANY, BatchRange, Standings
 from ...record.reader import RunRecord
 from ...record.replay import Snapshot
-from ...record.rows import ANY, BatchRange, Standings
 from ...record.runs import folders, read_row
 from ...record.schema import FILE, StoreError
 from .. import as_json as reports
-from .. import diff, events, path, roles, runs
-from ..compare import compare
+from .. import events, path, roles, runs
+from ..batches import diff
+from ..batches.compare import compare
+from ..jsonable import plain
 from . import curves, grids, sources
 from .by_rank import DRAWN
 from .curves import Curves
@@ -343,7 +344,7 @@ def _replicas(report: Report) -> dict[str, Any]:
             {"text": describe_desync(origin, report.world_size), "try": describe_remedy(origin)}
             for origin in origins(report.desync).values()
         ],
-        "rows": [asdict(one) for one in report.desync],
+        "rows": plain(report.desync),
         "hidden": report.desync_unkept,
         "compared": describe_compared(report.compared, report.world_size),
     }

@@ -24,8 +24,8 @@ from starlette.staticfiles import StaticFiles
 from rankwatch.errors import UsageError
 from rankwatch.shared.printable import printable
 
+from ...record.numbers.rows import ANY, BatchRange
 from ...record.reader import RunRecord
-from ...record.rows import ANY, BatchRange
 from ...record.schema import StoreError
 from .pages import Pages, RunPages
 
@@ -133,14 +133,6 @@ def _answering(pages: Pages, read: Answer) -> Callable[[Request], Awaitable[Resp
     return answer
 
 
-def _overview(request: Request, pages: Pages, run: RunPages, record: RunRecord) -> Any:
-    return run.overview(record, _measure(request))
-
-
-def _ranks(request: Request, pages: Pages, run: RunPages, record: RunRecord) -> Any:
-    return run.ranks(record, _span(request), _measure(request))._asdict()
-
-
 def _modules(request: Request, pages: Pages, run: RunPages, record: RunRecord) -> Any:
     asked = request.query_params
     if around := asked.get("around"):
@@ -155,20 +147,12 @@ def _curves(request: Request, pages: Pages, run: RunPages, record: RunRecord) ->
     return run.curves(record, ranks)
 
 
-def _readings(request: Request, pages: Pages, run: RunPages, record: RunRecord) -> Any:
-    return run.readings(record)
-
-
 def _series(request: Request, pages: Pages, run: RunPages, record: RunRecord) -> Any:
     asked = request.query_params
     ranks = [_rank(text) for text in asked.get("ranks", "").split(",")]
     _check_lines(ranks)
     module, label, phase = asked.get("module", ""), asked.get("label", "output"), asked.get("phase", "forward")
     return run.series(record, ranks, module, label, phase, _span(request))
-
-
-def _culprit(request: Request, pages: Pages, run: RunPages, record: RunRecord) -> Any:
-    return run.culprit(record)
 
 
 def _diff(request: Request, pages: Pages, run: RunPages, record: RunRecord) -> Any:
@@ -179,29 +163,21 @@ def _diff(request: Request, pages: Pages, run: RunPages, record: RunRecord) -> A
         return run.diff(record, ranks, batches, other_record)
 
 
-def _stored(request: Request, pages: Pages, run: RunPages, record: RunRecord) -> Any:
-    return record.sent_batches(_rank(request.query_params.get("rank")) or 0)
-
-
-def _events(request: Request, pages: Pages, run: RunPages, record: RunRecord) -> Any:
-    return run.events(record)
-
-
 def _measure(request: Request) -> str:
     return request.query_params.get("measure", "")
 
 
 _ANSWERS: dict[str, Answer] = {
-    "overview": _overview,
+    "overview": lambda request, pages, run, record: run.overview(record, _measure(request)),
     "curves": _curves,
-    "ranks": _ranks,
+    "ranks": lambda request, pages, run, record: run.ranks(record, _span(request), _measure(request))._asdict(),
     "modules": _modules,
-    "readings": _readings,
+    "readings": lambda request, pages, run, record: run.readings(record),
     "series": _series,
-    "culprit": _culprit,
+    "culprit": lambda request, pages, run, record: run.culprit(record),
     "diff": _diff,
-    "stored": _stored,
-    "events": _events,
+    "stored": lambda request, pages, run, record: record.sent_batches(_rank(request.query_params.get("rank")) or 0),
+    "events": lambda request, pages, run, record: run.events(record),
 }
 
 

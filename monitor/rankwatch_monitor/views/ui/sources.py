@@ -10,11 +10,11 @@ import numpy as np
 from rankwatch.shared.types.frame import FrameTable, Kind, State
 from rankwatch.shared.types.notice import ZEROS
 
-from ...record.digest import Columns
-from ...record.layout import Array
+from ...record.numbers.digest import Columns
+from ...record.numbers.layout import Array
+from ...record.numbers.rows import BatchRange, Series
 from ...record.reader import RunRecord
-from ...record.rows import BatchRange, Series
-from .. import as_json as reports
+from ..jsonable import plain
 from . import grids
 from .by_rank import Curve
 from .curves import BINS
@@ -85,7 +85,7 @@ def gradients(record: RunRecord) -> list[Curve]:
         states = np.where(np.isinf(numbers), int(State.INF), int(State.FINITE)).astype(np.uint8)
         thin = grids.thinned(Series(batches, numbers, numbers, states), BINS)
         name = "of a parameter" if Kind.GRADIENT in kinds else "of an output or input"
-        points = [[one.batch, reports.number(one.abs_max), None] for one in thin]
+        points = [[one.batch, plain(one.abs_max), None] for one in thin]
         return [Curve(name, None, points)] if points else []
     return []
 

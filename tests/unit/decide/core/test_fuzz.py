@@ -27,13 +27,13 @@ from rankwatch.shared.types.frame import FrameTable, Position
 from rankwatch.shared.types.tuning import Tuning
 from rankwatch_monitor.decide.core import ledger as ledger_module
 from rankwatch_monitor.decide.core import notices as notices_module
-from rankwatch_monitor.decide.core import tables as tables_module
 from rankwatch_monitor.decide.core.effects import Effect, Note, RecordTrace, Send
 from rankwatch_monitor.decide.core.journal import JobEnded
 from rankwatch_monitor.decide.core.ledger import Disconnected, Event, Ledger, Malformed, Received, Tick
 from rankwatch_monitor.decide.core.options import Options
 from rankwatch_monitor.decide.core.report import RankState
 from rankwatch_monitor.decide.core.run import Run
+from rankwatch_monitor.decide.keys import tables as tables_module
 
 REFUSED, READ = make_corpus.read("refused"), make_corpus.read("read")
 NOT_HELLO = [message for message in map(wire.decode, READ.values()) if not isinstance(message, messages.Hello)]

@@ -12,7 +12,7 @@ from rankwatch.shared.types.frame import FrameTable
 from rankwatch_monitor.decide.core.effects import Note, RecordTrace, Send
 from rankwatch_monitor.decide.core.ledger import Malformed, Received
 from rankwatch_monitor.decide.core.options import Options
-from rankwatch_monitor.decide.core.tables import MAX_TABLES
+from rankwatch_monitor.decide.keys.tables import MAX_TABLES
 
 
 def test_traced_batches_are_recorded_by_rank() -> None:

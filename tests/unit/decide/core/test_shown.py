@@ -6,7 +6,8 @@ import makers
 from desk import Desk, connected
 from rankwatch.shared.types import messages
 from rankwatch_monitor.decide.core.effects import Show
-from rankwatch_monitor.decide.core.report import Outcome, RankState, RunStanding
+from rankwatch_monitor.decide.core.report import Outcome, RankState
+from rankwatch_monitor.decide.core.standing import RunStanding
 
 
 def last_shown(desk: Desk) -> Show:

@@ -21,7 +21,7 @@ from rankwatch_monitor.decide.core.effects import Effect, Send, SendAll
 from rankwatch_monitor.decide.core.journal import Entry, Progress, Trained
 from rankwatch_monitor.decide.core.ledger import Ledger, Received, Stored
 from rankwatch_monitor.decide.core.options import Options
-from rankwatch_monitor.serve.unwritten import seqs_of
+from rankwatch_monitor.serve.files.unwritten import seqs_of
 
 RUN = "train-0"
 

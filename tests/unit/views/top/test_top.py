@@ -15,7 +15,7 @@ from rankwatch.shared.printable import paragraph, printable
 from rankwatch_monitor.decide.core.report import RankStack, RankState, Stall
 from rankwatch_monitor.decide.replicas.desync import Compared, Desync, DesyncPattern
 from rankwatch_monitor.record.follow import Follower, View
-from rankwatch_monitor.record.recent import Recent
+from rankwatch_monitor.record.numbers.recent import Recent
 from rankwatch_monitor.views.top.focus import Focus, press, window
 from rankwatch_monitor.views.top.keys import parse
 from rankwatch_monitor.views.top.layout import Block, Scene, Size, height, lay_out, settled

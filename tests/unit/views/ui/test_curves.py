@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwatch.shared.types.frame import NO_LOSS, NO_NORM
-from rankwatch_monitor.record.layout import DIGEST, NO_MEMORY, Array
+from rankwatch_monitor.record.numbers.layout import DIGEST, NO_MEMORY, Array
 from rankwatch_monitor.views.ui.by_rank import Curve
 from rankwatch_monitor.views.ui.curves import COLUMNS, Curves
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwatch.shared.types.frame import DTYPE_MAX, FrameSpec, FrameTable, Kind, Phase, ReadingSpec, State
-from rankwatch_monitor.record.digest import Columns
-from rankwatch_monitor.record.layout import Array
-from rankwatch_monitor.record.rows import PartExtremes, Point, Series
+from rankwatch_monitor.record.numbers.digest import Columns
+from rankwatch_monitor.record.numbers.layout import Array
+from rankwatch_monitor.record.numbers.rows import PartExtremes, Point, Series
 from rankwatch_monitor.views.ui import grids
 from rankwatch_monitor.views.ui.grids import BAD, Grid, RankGrid, as_changes, module_grid, thinned
 

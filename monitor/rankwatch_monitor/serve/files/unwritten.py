@@ -1,0 +1,133 @@
+"""What waits for the disk, run by run. Pure: the clock is passed in.
+
+What a transaction that failed was to store is held, in order, and tried again. Batches find no room over a bound, and are a gap
+of the record; all other facts, which decide what a report says, have a bound of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rankwatch.shared.types import messages
+
+from ...decide.core.effects import Show
+from ...decide.core.gaps import END, Gap, Gaps
+from ...decide.core.journal import NO_RANK, Entry, InTurn, Trained
+from ...record import facts
+from ...record.disk import OURS
+
+FIRST_RETRY, LAST_RETRY = 0.25, 5.0
+"""Seconds from a failure to the next try; each time twice as long."""
+
+MAX_ACTIONS = 1000
+"""Files of one run, such as traces, that wait for its record."""
+
+
+def size_of(entry: Entry) -> int:
+    """About how many bytes a batch takes; 0 for any other fact: they are few."""
+    fact = entry.fact
+    return 2 * fact.table.column_bytes + fact.table.rows if isinstance(fact, Trained) else 0
+
+
+def seqs_of(entries: Sequence[Entry]) -> dict[int, int]:
+    """The last sequence number of each rank among these entries. What went ahead has none."""
+    numbered = Trained, InTurn, messages.Sequenced
+    return {rank: fact.seq for _, rank, fact in entries if isinstance(fact, numbered) and fact.seq}
+
+
+@dataclass(slots=True)
+class Held:
+    """What waits of one run. ``size``: bytes of batches; ``bulk``: bytes of other facts, counted while the disk fails."""
+
+    run: str
+    entries: list[Entry] = field(default_factory=list)
+    size: int = 0
+    bulk: int = 0
+    shown: Show | None = None
+    actions: list[Callable[[], None]] = field(default_factory=list)
+    taken: list[Entry] = field(default_factory=list)
+    """The entries of the transaction under way."""
+    why: str = ""
+    """Why the last try failed; empty: it did not."""
+    retry_at: float = float("-inf")
+    is_recordless: bool = False
+    """An error of ours ended its record."""
+    past: Gap | None = None
+    """What was stored, where the file that had it is gone."""
+    lost: Gaps = field(default_factory=Gaps)
+    _delay: float = 0.0
+
+    @property
+    def is_failing(self) -> bool:
+        return bool(self.why and (self.entries or self.actions))
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self.entries or self.taken or self.shown or self.actions or self.why)
+
+    def is_due(self, now: float) -> bool:
+        return now >= self.retry_at and bool(self.entries or self.shown or self.actions)
+
+    def append(self, entries: Sequence[Entry], room: int, bulk_room: int, why: str) -> int:
+        """Takes what there is room for; the rest is lost, because ``why``. Returns the bytes of the batches taken."""
+        added = 0
+        for entry in entries:
+            size = size_of(entry)
+            bulk = len(facts.encode(entry.fact)[1]) if self.why and not size else 0
+            if self.is_recordless or (size and added + size > room) or self.bulk + bulk > bulk_room:
+                self.lose([entry], OURS if self.is_recordless else self.why or why)
+                continue
+            added += size
+            self.bulk += bulk
+            self.entries.append(entry)
+        self.size += added
+        return added
+
+    def begin(self) -> tuple[list[Entry], Show | None]:
+        self.taken, self.entries = self.entries, []
+        shown, self.shown = self.shown, None
+        return self.taken, shown
+
+    def succeed(self) -> tuple[Mapping[int, int], int]:
+        """The sequence numbers that are stored by now, and the bytes that are free again."""
+        done, self.taken = self.taken, []
+        freed = sum(map(size_of, done))
+        self.size -= freed
+        self.why, self.retry_at, self._delay, self.bulk = "", float("-inf"), 0.0, 0
+        return seqs_of(done), freed
+
+    def fail(self, why: str, now: float) -> None:
+        self.entries[:0] = self.taken
+        self.taken = []
+        self._delay = min(2 * self._delay, LAST_RETRY) or FIRST_RETRY
+        self.why, self.retry_at = why, now + self._delay
+
+    def give_up(self, why: str) -> int:
+        """All that waits is lost. Returns the bytes that are free again."""
+        self.lose([*self.taken, *self.entries], why)
+        self.lost.take([self.past] if self.past else [])
+        self.past = None
+        freed, self.size, self.bulk = self.size, 0, 0
+        self.entries, self.taken, self.shown, self.why, self.retry_at = [], [], None, "", float("-inf")
+        return freed
+
+    def lose(self, entries: Sequence[Entry], why: str) -> None:
+        for entry in entries:
+            add_to(self.lost, entry, why)
+
+    def unstored(self, *, all_of_it: bool, why: str) -> tuple[Gap, ...]:
+        """What is lost, and what the disk refused so far; or all that waits, with ``why``."""
+        gaps = Gaps()
+        gaps.take([*self.lost.all(), self.past] if self.past else self.lost.all())
+        if self.why or all_of_it:
+            for entry in [*self.taken, *self.entries]:
+                add_to(gaps, entry, self.why or why)
+        return gaps.all()
+
+
+def add_to(gaps: Gaps, entry: Entry, why: str) -> None:
+    if isinstance(entry.fact, Trained):
+        gaps.add(entry.rank, entry.fact.summary.batch, entry.fact.summary.batch, why)
+    else:
+        gaps.add(NO_RANK, END, END, why)

@@ -1,0 +1,96 @@
+"""The order of messages and of the ends of connections, on real sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import zmq
+
+from rankwatch_monitor.serve.door.inbox import Ended, Inbox, Item, Letter
+
+SOON = 10_000
+
+
+class Door:
+    """A ROUTER; ``blinks``: how often a look into it finds nothing, although there is something."""
+
+    def __init__(self, router: zmq.Socket[bytes]) -> None:
+        self.router = router
+        self.blinks = 0
+
+    def recv(self, *args: Any, **named: Any) -> Any:
+        if self.blinks:
+            self.blinks -= 1
+            raise zmq.Again
+        return self.router.recv(*args, **named)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.router, name)
+
+
+class Hall:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self.context = context
+        router = context.socket(zmq.ROUTER)
+        self.port = router.bind_to_random_port("tcp://127.0.0.1")
+        self.door = Door(router)
+        self.inbox = Inbox(self.door)  # type: ignore[arg-type]
+
+    def visit(self) -> zmq.Socket[bytes]:
+        """A peer says something."""
+        peer = self.context.socket(zmq.DEALER)
+        peer.connect(f"tcp://127.0.0.1:{self.port}")
+        peer.send(b"hello")
+        return peer
+
+    def leave(self, peer: zmq.Socket[bytes]) -> None:
+        """Its connection ends, and the end is known."""
+        peer.close(1000)
+        assert self.inbox._monitor.poll(SOON)
+
+    def await_message(self) -> None:
+        assert self.door.router.poll(SOON)
+
+    def all(self) -> list[Item]:
+        items = []
+        while (item := self.inbox.take()) is not None:
+            items.append(item)
+        return items
+
+
+@pytest.fixture
+def hall() -> Iterator[Hall]:
+    with zmq.Context() as context:
+        hall = Hall(context)
+        yield hall
+        hall.inbox.close()
+        hall.door.router.close(0)
+
+
+@pytest.mark.parametrize("blinks", [0, 1])
+def test_each_of_many_visitors_is_heard_first_and_its_end_reported_once(hall: Hall, blinks: int) -> None:
+    """They have one descriptor, one after the other. ``blinks``: each of them comes and goes between two looks."""
+    for _ in range(5):
+        peer = hall.visit()
+        hall.await_message()
+        hall.leave(peer)
+        hall.door.blinks = blinks
+        heard, ended = hall.all()
+        assert isinstance(heard, Letter)
+        assert ended == Ended(heard.peer)
+
+
+def test_the_end_of_a_visitor_who_came_after_one_that_was_in_between_two_looks(hall: Hall) -> None:
+    first = hall.visit()
+    hall.await_message()
+    hall.leave(first)
+    hall.door.blinks = 1
+    hall.all()
+    second = hall.visit()
+    hall.await_message()
+    (heard,) = hall.all()
+    assert isinstance(heard, Letter)
+    hall.leave(second)
+    assert hall.all() == [Ended(heard.peer)]
