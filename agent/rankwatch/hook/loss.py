@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..judge.events import BackwardBegins, BackwardEnded, BackwardReached, OutputsCame
+from ..judge.held import loss_labels
 from ..judge.settler import Settler
 from ..measure.modules import Modules
 from ..measure.recorder import Recorder
@@ -90,6 +91,7 @@ class Losses:
         match event:
             case OutputsCame():
                 self._outputs.add(outputs_of(event.output))
+                event.part.loss_labels = loss_labels(event.output)
             case BackwardBegins():
                 self._begin(event)
             case BackwardReached():

@@ -213,6 +213,8 @@ class BatchPart:
         """The values of the loss."""
         self.loss_origin: LossOrigin | None = None
         """Where the loss came from, if it is bad."""
+        self.loss_labels: tuple[str, ...] = ()
+        """The outputs of the root that may be a loss."""
         self.state = PartState.OPEN
         self.gates = Gate.OPEN if batch.is_sure else Gate.BACKWARD
         self.is_cut = False
