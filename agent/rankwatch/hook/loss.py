@@ -31,7 +31,9 @@ from .running import is_capturing
 from .step.scaler import LossScales
 
 MAX_LOOKS = 16
-"""Bad losses whose graph is looked at. A training that goes on with them is not slowed down for ever."""
+"""Bad losses whose graph is looked at in ``AGAIN`` batches. A training that goes on with them is not slowed down for ever."""
+
+AGAIN = 100
 
 _watches: weakref.WeakSet[BackwardWatch] = weakref.WeakSet()
 
@@ -86,6 +88,7 @@ class Losses:
         self._origin: LossOrigin | None = None
         """Where the first bad one of the losses came from."""
         self._looks = 0
+        self._looks_since = -AGAIN
 
     def on(self, event: OutputsCame | BackwardBegins | BackwardReached | BackwardEnded) -> None:
         match event:
@@ -118,6 +121,8 @@ class Losses:
             return None
         if bad is None:
             return None
+        if (batch := self._batches.life.position.batch) >= self._looks_since + AGAIN:
+            self._looks_since, self._looks = batch, 0
         self._looks += 1
         if self._looks > MAX_LOOKS:
             return LossOrigin(note=f"its operator is not known: {MAX_LOOKS} losses before were bad, too")

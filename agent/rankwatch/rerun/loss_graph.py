@@ -26,6 +26,7 @@ from ..touch.stack import outwards
 from ..touch.whose_code import owner_of
 from .arguments import Input, name_of, reading_of, state_of_tensor, storage_of
 from .careful import Stopped
+from .details import detail_of
 from .engine import describe_error
 from .forward import Forward
 from .graph_nodes import (
@@ -387,7 +388,9 @@ class _Walk:
         names = tuple(dict.fromkeys(name for one in supposed for name in one or ()))
         inputs = list(filter(None, [self._reading(number, edge, known) for number, edge in enumerate(known.edges)]))
         readings, shapes = tuple([reading for reading, _ in inputs]), tuple([shape for _, shape in inputs])
-        operator = Operator(str(known.calls[0].func), readings, reading_of("output", Kind.OUTPUT, made), shapes=shapes)
+        call = known.calls[0]
+        output, detail = reading_of("output", Kind.OUTPUT, made), detail_of(call.func, call.args, call.kwargs)
+        operator = Operator(str(call.func), readings, output, shapes=shapes, detail=detail)
         note = f"supposing that what autograd did not save was finite: a constant in {_and(names)}" if names else ""
         return LossOrigin(operator, note, any(edge not in self._values for edge in edges))
 

@@ -368,14 +368,24 @@ def a_loss_of_which_rows_are_masked() -> Training:
     return given_labels(forward, masked)
 
 
-@hostile("", ("singular", "overflow", "invalid"), "inf", label="loss")
-def a_text_that_does_not_fit() -> Training:
-    """CTC: the target is longer than the input."""
-    model, loss = nn.Linear(4, 6), nn.CTCLoss()
-    lengths = torch.tensor([4] * 3)
+def aligned(labels: list[int], frames: int, reduction: str = "mean") -> Training:
+    """CTC: one row of three has another text in one batch, and as many frames."""
+    model, loss = nn.Linear(4, 6), nn.CTCLoss(reduction=reduction)
+    texts = [1, 2, 3, 4], [2, 3, 1, 5]
 
     def loss_of(number: int) -> Any:
-        steps = torch.tensor([2 if number == BAD else 8] * 3)
-        return loss(model(torch.randn(8, 3, 4)).log_softmax(-1), torch.randint(1, 6, (3, 4)), steps, lengths)
+        is_bad = number == BAD
+        known = torch.tensor([*texts[0], *(labels if is_bad else texts[1]), *texts[0]])
+        lengths = torch.tensor([4, len(labels) if is_bad else 4, 4])
+        steps = torch.tensor([8, frames if is_bad else 8, 8])
+        return loss(model(torch.randn(8, 3, 4)).log_softmax(-1), known, steps, lengths).sum()
 
     return trained(model, loss_of)
+
+
+hostile("", "singular", "inf", label="loss", says="no alignment: row 1 has 2 frames for 4 labels:").each(
+    a_text_that_does_not_fit=lambda: aligned([1, 2, 3, 4], 2),
+)
+hostile("", "singular", "inf", label="loss", says="row 1 has 5 frames for 4 labels, of which 2 repeat the one before").each(
+    a_text_whose_letters_repeat=lambda: aligned([3, 3, 3, 4], 5, "sum"),
+)

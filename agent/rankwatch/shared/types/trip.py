@@ -70,7 +70,7 @@ class Operator:
     ``operands`` are what went into its first bad element, one number for each input; empty if it does not work element by
     element. ``shapes`` are those of the inputs, () for a number. ``source`` is the line that called it. In a backward,
     ``node`` is autograd's name of the function that ran, such as ``SqrtBackward0``, and ``source`` the line of its forward.
-    ``module`` is the module in which it ran, if that is not the culprit.
+    ``module`` is the module in which it ran, if that is not the culprit. ``detail``: what was wrong with its arguments.
     """
 
     name: str
@@ -81,6 +81,7 @@ class Operator:
     source: Source | None = None
     node: str = ""
     module: str = ""
+    detail: str = ""
 
     @property
     def title(self) -> str:

@@ -82,7 +82,7 @@ def by_operator(trip: Trip) -> tuple[Cause, str]:
     """The cause that the trip's operator tells, and its evidence; no evidence if the operator is not known."""
     if trip.operator is None:
         return Cause.UNEXPLAINED, ""
-    cause, evidence = explain(trip.operator)
+    cause, evidence, _ = explain(trip.operator)
     if trip.operator.output.state is not trip.culprit.state:
         evidence += f"; it made the {trip.culprit.label} {trip.culprit.state.word}"
     if facts.is_root_alone(trip):
@@ -169,7 +169,7 @@ def _name(reading: Reading) -> str:
 
 def gradient(trip: Trip) -> str:
     """Where a gradient was born."""
-    made = f"{explain_gradient(trip.operator)}; " if trip.operator is not None else ""
+    made = f"{explain_gradient(trip.operator).sentence}; " if trip.operator is not None else ""
     came_in, culprit = _came_in(trip), f"the {trip.culprit.label} is {trip.culprit.state.word}"
     bad = [r for r in came_in if r.state in NON_FINITE]
     if bad and trip.frame.spec.module:
