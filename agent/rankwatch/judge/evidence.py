@@ -116,8 +116,9 @@ class Evidence:
             # Of a gradient that the guard has found: no rank waits in a collective.
             limit = Limit(time.monotonic() + WALL_SECONDS) if frame.guarded else before_a_trip()
             repeated = origin_of_gradient(part.batch.run, limit)
-            if repeated.note == FROM_THE_LOSS and part.batch.steep is not None:
-                repeated = repeated._replace(note=FROM_THE_LOSS + part.batch.steep())
+            if repeated.note == FROM_THE_LOSS and part.batch.loss_backward is not None:
+                operator, line = part.batch.loss_backward.origin()
+                repeated = repeated._replace(operator=operator, note="; ".join(filter(None, (FROM_THE_LOSS, line))))
             again = part.batch.run if repeated.recurred else None
         if kind is Kind.LOSS:
             repeated = Repeated(*_of_loss(part))

@@ -62,6 +62,10 @@ class Source(NamedTuple):
     text: str
 
 
+LOSS = "the loss"
+"""The ``module`` of an operator that the loss is made of, which no module of the model has called."""
+
+
 @dataclass(frozen=True, slots=True)
 class Operator:
     """The operator that made the bad numbers, in a repeated forward or backward of the culprit's module.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..types.closeup import CloseUp
 from ..types.frame import NARROW_DTYPES, NON_FINITE, Kind, State
-from ..types.trip import Cause, Operator, Trip
+from ..types.trip import LOSS, Cause, Operator, Trip
 from .facts import bad_root_inputs
 from .operators import explain, explain_gradient
 
@@ -93,7 +93,8 @@ def upstream(trip: Trip, closeup: CloseUp | None) -> str:
 
 
 def gradient(trip: Trip, closeup: CloseUp | None) -> str:
-    module, operator = _module(trip), _operator(trip, closeup)
+    operator = _operator(trip, closeup)
+    module = LOSS if operator is not None and operator.module == LOSS else _module(trip)
     reason = explain_gradient(operator) if operator is not None else None
     if operator is not None and reason is not None:
         if reason.cause is not Cause.OVERFLOW:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ..types.frame import DTYPE_MAX, DTYPE_TINY, NON_FINITE, Reading, State
-from ..types.trip import Cause, Operator
+from ..types.trip import LOSS, Cause, Operator
 
 _Pole = Callable[[tuple[float, ...], float], bool]
 
@@ -129,8 +129,10 @@ def explain_given(operator: Operator) -> str:
 def explain_gradient(operator: Operator) -> Reason:
     """The evidence where a gradient was bad: what ran in the backward, or in the forward, where it was hidden."""
     made = f"{_of(operator)} is {operator.output.state.word}"
+    if operator.module == LOSS:  # what is known is what autograd saved, not what went in
+        made = f"the gradient of {_of(operator)} is {operator.output.state.word}"
     mend = _THIS_INF if any(map(math.isinf, operator.operands)) else _CLAMP.mend
-    reason = explain(operator) if is_own(operator) else Reason(Cause.INVALID, made, mend)
+    reason = explain(operator) if is_own(operator) and operator.module != LOSS else Reason(Cause.INVALID, made, mend)
     if not operator.node:
         return reason
     title = operator.node.removesuffix("0").removesuffix("Backward")

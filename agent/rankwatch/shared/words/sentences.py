@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..types.frame import DTYPE_MAX, NON_FINITE, REDUCED, Frame, Kind, Phase, Reading, State
-from ..types.trip import BadWeight, Cause, Trip
+from ..types.trip import LOSS, BadWeight, Cause, Trip
 from . import facts
 from .facts import INPUTS, Numbers
 from .operators import explain, explain_given, explain_gradient
@@ -174,11 +174,12 @@ def gradient(trip: Trip) -> str:
     bad = [r for r in came_in if r.state in NON_FINITE]
     if bad and trip.frame.spec.module:
         born = f"{bad[0].label} was {bad[0].state.word} already as it arrived: {_born_before(trip)}"
-    elif bad and trip.operator is not None:
+    elif bad and trip.operator is not None and trip.operator.module != LOSS:
         # What the loss handed over was finite, or the backward would not have been run again.
         born = f"{bad[0].label} became {bad[0].state.word} there, as the model makes another output from this one"
     elif bad:
-        born = f"the gradient of the loss with respect to the model's output was {bad[0].state.word}: {_LOSS}"
+        born = f"the gradient of the loss with respect to the model's output was {bad[0].state.word}"
+        born += "" if made else f": {_LOSS}"
     elif any(r.state is State.FINITE for r in came_in):
         largest = facts.nearest([(reading, reading.dtype) for reading in came_in])
         share = f" ({_share(*largest)})" if largest else ""
