@@ -174,7 +174,9 @@ class Evidence:
         for one in sorted(found, key=lambda one: not _is_same(one.value, given)):
             name, module = one.named.names[0], one.named.module
             is_here = is_bad(shards.get((id(module), one.reading.label.partition(SHARD)[0])))
-            yield BadWeight(name, class_name(module), one.reading, one.finite_in, is_here)
+            before = self._recorder.dtypes_before(one)
+            change, facts = self._steps.updates.change_of(one.value, one.finite_in, before, is_sharded=bool(shards))
+            yield BadWeight(name, class_name(module), one.reading, one.finite_in, is_here, change, facts)
 
 
 def _why_not(frame: PendingFrame, kind: Kind, is_compiled: bool) -> str:

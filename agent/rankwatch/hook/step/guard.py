@@ -212,10 +212,13 @@ class Guard:
             self._settler.poll(wait=may_wait)  # what the forward shows comes first: its numbers have come with these
             self.decide_losses()
         # A norm may overflow where no gradient has, and gradients may have been mended since the norm was taken.
-        if looks and not norms.are_finite:
+        are_finite = norms.are_finite if looks else self._is_absorbed()  # a scaler skips the step of others
+        if looks and not are_finite:
             self._norm.drop()
-            if any(map(is_bad, gradients)):
+            are_finite = not any(map(is_bad, gradients))
+            if not are_finite:
                 self._find_origin()
+        self._steps.updates.begin(optimizer, batch.position.batch, are_finite=are_finite)
         self._awaits_step = False
         self._known.begin()
         if self._steps.has_several:

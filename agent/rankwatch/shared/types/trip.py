@@ -38,12 +38,35 @@ class Cause(StrEnum):
     """Inputs and weights were finite, their products cannot reach the dtype's end, and a repeated forward was finite."""
 
 
+class Change(StrEnum):
+    """What changed a weight between the batch in which it was last seen finite and the one in which it was bad."""
+
+    UNKNOWN = "unknown"
+    OPTIMIZER = "optimizer"
+    """The step of its optimizer, which was given finite gradients."""
+    IGNORED = "ignored"
+    """The step of its optimizer, which a scaler had told that the gradients were not finite."""
+    OTHER = "other"
+    """No optimizer has stepped meanwhile: other code."""
+    CONVERSION = "conversion"
+    """It has another dtype now."""
+
+
+class UpdateFact(NamedTuple):
+    """What is known of the change: the row of its sentence and advice, and what these are about."""
+
+    row: str
+    name: str = ""
+    value: str = ""
+    where: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class BadWeight:
     """A parameter or buffer that was not finite when a frame tripped.
 
     ``finite_in`` is the last batch in which it was seen finite; -1: none. ``is_here`` tells whether its bad values are in
-    this rank's own shard, or it has none.
+    this rank's own shard, or it has none. ``change`` is what made it bad, with ``facts``.
     """
 
     module: str
@@ -51,6 +74,8 @@ class BadWeight:
     reading: Reading
     finite_in: BatchNumber
     is_here: bool = True
+    change: Change = Change.UNKNOWN
+    facts: Annotated[tuple[UpdateFact, ...], Items(8)] = ()
 
 
 class Source(NamedTuple):

@@ -7,6 +7,7 @@ from ..types.frame import NARROW_DTYPES, NON_FINITE, Kind, State
 from ..types.trip import LOSS, Cause, Operator, Trip
 from .facts import bad_root_inputs
 from .operators import explain, explain_gradient
+from .updates import tell
 
 _SINCE = "look at the gradients and optimizer steps since it was last finite; if it never was, at the checkpoint"
 
@@ -58,13 +59,15 @@ def weight(trip: Trip, closeup: CloseUp | None) -> str:
     batch, seen = trip.position.batch, [one.finite_in for one in trip.weights]
     if not seen:
         return _SINCE
+    if mend := tell(trip.weights[0])[1]:
+        return mend
     if all(one.reading.kind is Kind.BUFFER for one in trip.weights):
         return "look at what updates this buffer: running statistics, an average, your own code"
     if min(seen) >= batch >= 0:
         return "look at what writes to it within the batch: a hook, x.data, another thread"
     if min(seen) >= 0 and max(seen) < batch:
-        since = f"load a checkpoint from before batch {min(seen)}"
-        return f"{since}; clip gradients, lower the learning rate or raise the optimizer's eps"
+        since = f"load a checkpoint from before batch {min(seen)}; " if min(seen) > 0 else ""
+        return f"{since}clip gradients, or lower the learning rate"
     if max(seen) < 0 and trip.optimizer_step == 0:
         return (
             "check the checkpoint and the initialisation: torch.isfinite(...).all() of each parameter before the first batch"

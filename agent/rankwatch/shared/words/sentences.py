@@ -10,6 +10,7 @@ from . import facts
 from .facts import INPUTS, Numbers
 from .operators import explain, explain_given, explain_gradient
 from .text import describe_module
+from .updates import tell
 
 _LOSS = "look at the loss function and the loss scale"
 
@@ -29,6 +30,10 @@ def weight(trip: Trip, weights: Sequence[BadWeight]) -> str:
     what = f"{name} was already {state} before this {run}"
     if is_own_buffer:
         what = f"the buffer {name} is {state}: it was bad before, or this {run} made it so"
+    told, _ = tell(bad)
+    if told:
+        seen = f"; last seen finite in batch {last}, bad in batch {batch}" if last >= 0 else ""
+        return f"{what}{seen}: {told}"
     if last >= 0:
         steps = f"optimizer step of batch {last}" if batch - last == 1 else f"optimizer steps from batch {last} on"
         return f"{what}; last seen finite in batch {last}, bad in batch {batch}: look at the gradients and the {steps}"
@@ -36,6 +41,13 @@ def weight(trip: Trip, weights: Sequence[BadWeight]) -> str:
         return what
     since = "it was never seen finite" if trip.optimizer_step else "no optimizer step was seen before it"
     return f"{what}, and {since}: look at the initialisation or the checkpoint"
+
+
+def uninitialised(trip: Trip) -> str:
+    """A weight that no code has set: memory as it was."""
+    spec, reading = facts.uninitialised(trip)[0]
+    holds = f"{reading.label} of {describe_module(spec)} holds {reading.abs_max:.2e} before any optimizer step was seen"
+    return f"{holds}: it was never initialised (torch.empty, to_empty(), or a key that the checkpoint does not have)"
 
 
 def unfound(trip: Trip, how: str = "") -> str:
