@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import rankwatch
 from trainings.case import Training
-from trainings.parts import BAD, INF, NAN, Gain, chain, classified, fed, kinked, labels, put, squared, trained
+from trainings.parts import BAD, INF, NAN, Gain, averaged, chain, fed, kinked, labels, put, squared, trained
 from trainings.ranks import Net, alike, flat, fully, same_seed, split
 from trainings.truths import spoilt
 
@@ -70,11 +70,11 @@ def weight() -> Training:
     return marred(DistributedDataParallel(net), lambda: net.second.weight, 1, 1)
 
 
-@spoilt(**LOST, operator="aten.nll_loss_forward.default")
+@spoilt(**LOST, operator="aten.div.Tensor")
 def loss() -> Training:
-    """Only one rank's labels are all ignored, and its gradient is 0."""
+    """Only one rank's labels are all ignored, and the mean is made by hand."""
     model = DistributedDataParallel(Net())
-    return trained(model, classified(model, BAD if is_culprit() else -1, width=8))
+    return trained(model, averaged(model, BAD if is_culprit() else -1, width=8))
 
 
 def lost(loss_of: Callable[[Tensor, bool], Any], **options: Any) -> Training:

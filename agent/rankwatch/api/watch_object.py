@@ -206,7 +206,8 @@ class Watch:
     def look_back(self, error: BaseException) -> BaseException:
         """An exception is ending the training. If it came upon a bad gradient, that is a trip; returns what ends the training."""
         follows = self._order.reason or isinstance(error, TrainingAborted) or is_of_the_network(error)
-        if follows or self._is_forked or not isinstance(error, Exception):
+        is_failure = isinstance(error, Exception) or (isinstance(error, SystemExit) and error.code not in (None, 0))
+        if follows or self._is_forked or not is_failure:
             return error
         return self._detector.look_back(error) or error
 

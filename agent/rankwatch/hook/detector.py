@@ -187,6 +187,7 @@ class Detector:
         try:
             if not self.fault:  # first, as a batch may be run again with its hooks
                 self._doors.guarded(self._batches.settle)()
+                self._doors.guarded(self._guard.decide_losses)()
                 self._doors.guarded(partial(self._fingerprints.flush, wait=True))()
         except TrainingAborted:
             log.debug("a trip was found as the watch was closed")

@@ -13,11 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from ..judge.events import BackwardBegins, BackwardEnded, BackwardReached, OutputsCame
+from ..judge.held import loss_labels
 from ..judge.settler import Settler
 from ..measure.modules import Modules
 from ..measure.recorder import Recorder
 from ..measure.walk import outputs_of
-from ..rerun.loss_graph import LossOrigin, Outputs, origin_after_backward, origin_of_loss, steep_operators
+from ..rerun.loss_backward import LossBackward
+from ..rerun.loss_graph import LossOrigin, Outputs, origin_after_backward, origin_of_loss
 from ..shared.types.frame import Kind
 from ..shared.types.tuning import Check
 from ..touch.patched import patch, remove_our_frame
@@ -30,7 +32,9 @@ from .running import is_capturing
 from .step.scaler import LossScales
 
 MAX_LOOKS = 16
-"""Bad losses whose graph is looked at. A training that goes on with them is not slowed down for ever."""
+"""Bad losses whose graph is looked at in ``AGAIN`` batches. A training that goes on with them is not slowed down for ever."""
+
+AGAIN = 100
 
 _watches: weakref.WeakSet[BackwardWatch] = weakref.WeakSet()
 
@@ -84,12 +88,17 @@ class Losses:
         self._outputs = Outputs()
         self._origin: LossOrigin | None = None
         """Where the first bad one of the losses came from."""
+        self._backward: LossBackward | None = None
+        """Of the backward that runs, while it has not reached the model."""
+        self._watched: LossBackward | None = None
         self._looks = 0
+        self._looks_since = -AGAIN
 
     def on(self, event: OutputsCame | BackwardBegins | BackwardReached | BackwardEnded) -> None:
         match event:
             case OutputsCame():
                 self._outputs.add(outputs_of(event.output))
+                event.part.loss_labels = loss_labels(event.output)
             case BackwardBegins():
                 self._begin(event)
             case BackwardReached():
@@ -104,6 +113,7 @@ class Losses:
             self._handed = event.losses
             self._before = event.versions
             self._origin = self._look(event.losses)
+            self._watch_backward(event.losses)
 
     def _look(self, losses: list[Tensor]) -> LossOrigin | None:
         """The backward frees what autograd has saved: before it, the graph of a bad loss tells where it came from."""
@@ -116,10 +126,20 @@ class Losses:
             return None
         if bad is None:
             return None
+        if (batch := self._batches.life.position.batch) >= self._looks_since + AGAIN:
+            self._looks_since, self._looks = batch, 0
         self._looks += 1
         if self._looks > MAX_LOOKS:
             return LossOrigin(note=f"its operator is not known: {MAX_LOOKS} losses before were bad, too")
         return origin_of_loss(bad, self._outputs, self._is_model)
+
+    def _watch_backward(self, losses: list[Tensor]) -> None:
+        """Of a bad loss the origin is known; else one looks where its gradient goes bad."""
+        if self._watched is not None:
+            self._watched.remove()
+        self._watched = self._backward = None
+        if self._origin is None or self._origin.later is not None:
+            self._watched = self._backward = LossBackward(losses, self._outputs, self._is_model)
 
     def _is_model(self, module: nn.Module) -> bool:
         return any(one is self._hooks.root for one in module.modules())
@@ -132,7 +152,7 @@ class Losses:
         batch, root = self._batches.life.of_backward, self._hooks.named(self._hooks.root)
         if root is None or not batch.is_streamed:
             return
-        batch.steep = functools.partial(steep_operators, list(map(weakref.ref, handed)), self._outputs)
+        batch.loss_backward, self._backward = self._backward, None
         unscaled = [self._scales.unscale(tensor) for tensor in handed]
         batch.scaling = self._scales.scaling(next((one.scale for one in unscaled if one.scale is not None), None))
         values = [one.loss for one in unscaled]
@@ -150,6 +170,9 @@ class Losses:
         if self._thread != threading.get_ident():
             return
         self._thread = 0
+        if self._watched is not None:
+            self._watched.remove()
+            self._watched = None
         is_known = self._before is not None
         if self._handed and is_taken and is_known and (versions_of(self._hooks) != self._before or self._awaits_frozen()):
             if self._batches.life.candidate_part is not None:

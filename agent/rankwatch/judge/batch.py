@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # none of this is used here: the life of a batch is decided, 
     from ..measure.sweep import Look
     from ..rerun.backward_rerun import RootRun
     from ..rerun.forward import RootEntry
+    from ..rerun.loss_backward import LossBackward
     from ..rerun.loss_graph import LossOrigin
 
 MAX_TABLES = 64
@@ -152,8 +153,8 @@ class BatchInProgress:
         """The root's forward as it began, until it is judged."""
         self.run: RootRun | None = None
         """The root's forward with the gradients that were handed to its outputs, until the optimizer step."""
-        self.steep: Callable[[], str] | None = None
-        """Describes the operators of its loss that may have an infinite slope."""
+        self.loss_backward: LossBackward | None = None
+        """What its loss handed on in its backward."""
         self.root_call: tuple[Any, Any] | None = None
         """The args and kwargs of the root, as it leaves."""
         self.norm: Callable[[], float] = no_norm
@@ -212,6 +213,8 @@ class BatchPart:
         """The values of the loss."""
         self.loss_origin: LossOrigin | None = None
         """Where the loss came from, if it is bad."""
+        self.loss_labels: tuple[str, ...] = ()
+        """The outputs of the root that may be a loss."""
         self.state = PartState.OPEN
         self.gates = set[Gate]() if batch.is_sure else {Gate.BACKWARD}
         self.is_cut = False

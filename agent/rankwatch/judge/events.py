@@ -153,6 +153,12 @@ class BackwardEnded(NamedTuple):
     is_own: bool
 
 
+class ScalerStepped(NamedTuple):
+    """A scaler has done or skipped a step of the optimizer, whose gradients are still there."""
+
+    optimizer: Optimizer
+
+
 class ScaleSpent(NamedTuple):
     """A scaler has done or skipped a step of the optimizer, and its scale is not the cause of gradients that are not finite."""
 

@@ -116,8 +116,9 @@ class Evidence:
             # Of a gradient that the guard has found: no rank waits in a collective.
             limit = Limit(time.monotonic() + WALL_SECONDS) if frame.guarded else before_a_trip()
             repeated = origin_of_gradient(part.batch.run, limit)
-            if repeated.note == FROM_THE_LOSS and part.batch.steep is not None:
-                repeated = repeated._replace(note=FROM_THE_LOSS + part.batch.steep())
+            if repeated.note == FROM_THE_LOSS and part.batch.loss_backward is not None:
+                operator, line = part.batch.loss_backward.origin()
+                repeated = repeated._replace(operator=operator, note="; ".join(filter(None, (FROM_THE_LOSS, line))))
             again = part.batch.run if repeated.recurred else None
         if kind is Kind.LOSS:
             repeated = Repeated(*_of_loss(part))
@@ -173,7 +174,9 @@ class Evidence:
         for one in sorted(found, key=lambda one: not _is_same(one.value, given)):
             name, module = one.named.names[0], one.named.module
             is_here = is_bad(shards.get((id(module), one.reading.label.partition(SHARD)[0])))
-            yield BadWeight(name, class_name(module), one.reading, one.finite_in, is_here)
+            before = self._recorder.dtypes_before(one)
+            change, facts = self._steps.updates.change_of(one.value, one.finite_in, before, is_sharded=bool(shards))
+            yield BadWeight(name, class_name(module), one.reading, one.finite_in, is_here, change, facts)
 
 
 def _why_not(frame: PendingFrame, kind: Kind, is_compiled: bool) -> str:

@@ -135,6 +135,8 @@ class Life:
         """Whether parts are judged at their end; if not, each frame is judged as it comes."""
         self.waiting: Moment | None = None
         """The moment of a trip that was found, and is not raised yet."""
+        self.held: Moment | None = None
+        """The moment of a bad loss that waits for the gradients of its step."""
         self.closed: deque[BatchPart] = deque()
         """Parts at their end, with frames that are not judged yet."""
         self.current = self.loose = BatchInProgress(self.position, 0, state=BatchState.OUTSIDE)
@@ -169,7 +171,7 @@ class Life:
         step = max(batch.optimizer_step for batch in (self.current, self.of_backward, self._candidate or self.current))
         position = self.position
         unjudged = (self.current, self._candidate or self.loose, self.loose, *self._backwards)
-        return self.waiting or self._first_unjudged(unjudged) or Moment(step, *position)
+        return self.waiting or self.held or self._first_unjudged(unjudged) or Moment(step, *position)
 
     def _first_unjudged(self, batches: Iterable[BatchInProgress]) -> Moment | None:
         # In this order: a part is added to the closed ones before its batch drops it.

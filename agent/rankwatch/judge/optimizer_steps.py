@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from .events import Steps
+from .updates import Updates
 
 ASKED_AGAIN = 16
 """Questions about an optimizer of another model until its parameters are looked at again: one may have come to the model since.
@@ -24,6 +25,7 @@ class OptimizerSteps:
         """The steps that were counted."""
         self.offset = 0
         """The number of the first counted step, where the training has a count of its own."""
+        self.updates = Updates()
         self._model = model
         self._steps: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         self._foreign: WeakKeyDictionary[Optimizer, tuple[list[int], int]] = WeakKeyDictionary()

@@ -26,12 +26,14 @@ from ..shared.types.config import Config, Policy
 from ..shared.types.frame import BatchSummary, FrameTable, Kind, Moment, Phase, State
 from ..shared.types.trip import Trip
 from ..shared.types.tuning import Check
+from ..shared.words.sentences import by_operator
 from .batch import BatchInProgress, BatchPart, Gate, LossScaling, PartState, Tables
 from .between import RunAgain, UnmeasuredBatchRerun, not_again
 from .changes import guilty_collective, mark_stale
 from .events import TuningCame
 from .evidence import Evidence
 from .health import Health
+from .held import HeldLoss, HeldLosses, harms
 from .lifecycle import Life
 from .optimizer_steps import OptimizerSteps
 from .policy import Judge
@@ -95,6 +97,12 @@ class Settler:
         self._gradients = config.gradients
         self._closeup = config.closeup
         self._guards = config.guard and self._trips
+        self._holds = config.guard and config.policy is Policy.FIRST
+        self._may_hold = check is Check.FRAME
+        """Whether gradients are on the host: there they are read with ``check="async"``, too."""
+        self._held = HeldLosses()
+        self._unsent: list[BatchPart] = []
+        """The parts since the first loss that is held: what is sent shows that this rank has passed."""
         self._model = model
         self._steps = steps
         self._between = UnmeasuredBatchRerun(recorder, tape, sweep, steps, model)
@@ -115,10 +123,12 @@ class Settler:
         self._ring.append(frame)
         if not self._has_bad or not self.judge.tripping(frame.spec, frame.states):
             return
+        if self._hold(frame, part, call):
+            return
         found = self._find(frame, part, call)
         if found is None:
             return
-        announce(found, self._reporter, self._model.modules)
+        self._announce(found)
         if frame.spec.readings[0].kind is Kind.MARKED:
             self._wait_with(self.waiting or found)  # detect_overflow returns to its caller, and the next hook raises
         else:
@@ -179,7 +189,7 @@ class Settler:
         """A gradient is bad in a batch in which only the root was measured: its forward is run again, measured and judged."""
         found = self._find_again(BatchPart(batch), entry)
         if found is not None:
-            announce(found, self._reporter, self._model.modules)
+            self._announce(found)
             raise self._reporter.on_trip(found.trip, found.bad_readings)
 
     def expect_no_loss(self) -> None:
@@ -270,7 +280,7 @@ class Settler:
             batch.is_full |= was_full  # a forward that comes next may belong to the same batch
         if found is not None and is_late:
             # The user's exception goes on; the trip counts all the same.
-            announce(found, self._reporter, self._model.modules)
+            self._announce(found)
         self._judged(part)
 
     def drop_interrupted(self) -> None:
@@ -313,11 +323,13 @@ class Settler:
         found = self._judge_late(part)
         if found is not None:
             self._trace(part)
-            announce(found, self._reporter, self._model.modules)
+            self._announce(found)
         elif self._has_bad and part.batch.is_full:
             self._evidence.learn(part)
         self._judged(part, has_tripped=found is not None)
         if part.loss_of is not None:
+            if found is None and self._held.drop_masked(part):
+                self._let_go()
             if found is None or found.trip.culprit.kind is Kind.LOSS:  # else it only follows from its forward
                 part.loss_of.frames += part.frames
             self._send_without_loss(part.loss_of)
@@ -343,7 +355,81 @@ class Settler:
         self._awaited = None if self._awaited is part else self._awaited
         self._send_without_loss(part)
 
+    # --- losses that wait for the gradients of their step -----------------------------------------------------------------
+
+    def _hold(self, frame: PendingFrame, part: BatchPart, call: Call | None) -> bool:
+        """Whether what is bad in a frame is a loss: it is judged with the gradients, see ``decide_losses``."""
+        if not self._holds or frame.is_absorbed or not part.batch.is_streamed:
+            return False
+        if self.check is Check.ASYNC and not self._may_hold:
+            return False
+        tripping = self.judge.tripping(frame.spec, frame.states)
+        if not self._held.may_be_loss(frame, tripping, part, call):
+            return False
+        self._held.all.append(HeldLoss(frame, part, call, self._ring.copy()))
+        self._life.held = self._held.first
+        return True
+
+    @property
+    def held_losses(self) -> int:
+        return len(self._held.all)
+
+    def decide_losses(self, *, are_bad: bool, is_reduced: bool, is_sharded: bool) -> None:
+        """The gradients of the step are known: ``are_bad``. A loss that has no part in what is bad was harmless."""
+        try:
+            for held in tuple(self._held.all):
+                if harms(held.batch, gradients_are_bad=are_bad, is_reduced=is_reduced, is_sharded=is_sharded):
+                    self._raise_held(held)
+                elif self._held.is_told(held):
+                    self._reporter.on_notice(self._held.notice(held, self._why(held)))
+        finally:
+            self._held.all.clear()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        """Losses are not held any more."""
+        self._life.held = self._held.first
+        if not self._held.all:
+            unsent, self._unsent = self._unsent, []
+            for part in unsent:
+                self._send(part)
+
+    def _announce(self, found: FoundTrip) -> None:
+        announce(found, self._reporter, self._model.modules)
+        self._held.all.clear()
+        self._let_go()
+
+    def _raise_held(self, held: HeldLoss) -> None:
+        found = self._trip_of_held(held)
+        if found is not None:
+            self._announce(found)
+            raise self._reporter.on_trip(found.trip, found.bad_readings)
+
+    def _trip_of_held(self, held: HeldLoss) -> FoundTrip | None:
+        batch, forward, self._ring = held.batch, held.part.loss_of, held.ring
+        batch.entry = batch.run.entry if batch.run is not None else None
+        if forward is not None:  # it may be run again, and has its loss after its own frames
+            forward.frames = [one for one in forward.frames if one is not held.frame]
+        try:
+            return self._find(held.frame, held.part, held.call)
+        finally:
+            batch.entry = None
+            if forward is not None and not forward.is_cut:
+                forward.frames.append(held.frame)
+
+    def _why(self, held: HeldLoss) -> str:
+        """What made a loss bad that has harmed nothing."""
+        closeup, ring, self._closeup = self._closeup, self._ring, 0.0
+        try:
+            found = self._trip_of_held(held)
+        finally:
+            self._closeup, self._ring = closeup, ring
+        return by_operator(found.trip)[1] if found is not None else ""
+
     def _send(self, part: BatchPart) -> None:
+        if self._held.all:
+            self._unsent.append(part)
+            return
         if part.state is PartState.JUDGED:
             self._trace(part)
         part.move(PartState.SENT)
@@ -360,7 +446,7 @@ class Settler:
             return None
         for frame in list(part.frames):
             self._ring.append(frame)
-            if self.judge.tripping(frame.spec, frame.states):
+            if self.judge.tripping(frame.spec, frame.states) and not self._hold(frame, part, None):
                 was_full, found = part.batch.is_full, self._find(frame, part, None)
                 if found is not None or part.batch.is_full is not was_full:
                     return found
@@ -371,11 +457,12 @@ class Settler:
         if frame.is_absorbed:
             return None
         batch, kind = part.batch, frame.spec.readings[0].kind
-        forward, entry = part.loss_of or part, batch.entry
+        if frame.spec.phase is Phase.BACKWARD and (held := self._held.behind(batch)) is not None:
+            return self._trip_of_held(held)
+        forward, entry = part.loss_of or part, batch.entry or (batch.run.entry if batch.run is not None else None)
         if frame.spec.phase is not Phase.FORWARD or frame.step != self._steps.done:
             return self._trip_of_call(frame, part, part.values, call)
         if kind is Kind.LOSS and part is forward:  # it did not follow upon its forward, which was sent
-            entry = batch.run.entry if batch.run is not None else None
             found = self._find_again(BatchPart(batch), entry)
             return found or self._trip_of_call(frame, part, part.values, call)
         again = self._between.measure(batch, entry, self.judge)

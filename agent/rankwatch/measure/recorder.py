@@ -300,6 +300,12 @@ class Recorder:
             if cell.state is not None and cell.is_bad
         ]
 
+    def dtypes_before(self, weight: WeightReading) -> set[str]:
+        """The dtypes that this weight had in any frame of its module."""
+        kind, label = weight.reading.kind, weight.reading.label
+        specs = self._specs.get(weight.named.number, {}).values()
+        return {row.dtype for spec in specs for row in spec.readings if (row.kind, row.label) == (kind, label)}
+
     def cell(self, value: Any) -> Cell:
         """The reading of a value, filled when the tape is read. A tensor measured before in this batch has the same cell."""
         if not isinstance(value, Tensor):

@@ -74,6 +74,11 @@ class RootRun:
             handed[number] = gradient.detach()
 
     @property
+    def was_handed_bad(self) -> bool:
+        """Whether a gradient that came from the loss was not finite."""
+        return any(state_of_tensor(one) is not State.FINITE for handed in self.gradients for one in handed.values())
+
+    @property
     def forward(self) -> Forward:
         """The forward alone."""
         return Forward(self.entry.module, self.entry.args, self.entry.kwargs, "output", entry=self.entry)
@@ -126,7 +131,7 @@ def origin_of_gradient(run: RootRun, limit: Limit) -> Repeated:
     forward = run.forward
     if why := forward.refusal:
         return Repeated(note=f"not run again: {why}")
-    if any(state_of_tensor(gradient) is not State.FINITE for handed in run.gradients for gradient in handed.values()):
+    if run.was_handed_bad:
         return Repeated(note=FROM_THE_LOSS)
     mode = _Backward(forward, limit)
     # With the mode for anomalies, each node remembers the line that made it. It warns where a backward raises.

@@ -26,6 +26,7 @@ from ..touch.stack import outwards
 from ..touch.whose_code import owner_of
 from .arguments import Input, name_of, reading_of, state_of_tensor, storage_of
 from .careful import Stopped
+from .details import detail_of
 from .engine import describe_error
 from .forward import Forward
 from .graph_nodes import (
@@ -39,9 +40,7 @@ from .graph_nodes import (
     metadata,
     name_of_node,
     names_of_edges,
-    operators_by_title,
     saved_names,
-    title_of,
 )
 from .limit import Limit, before_a_trip
 from .loss_line import lines_of_operator
@@ -120,28 +119,6 @@ def origin_after_backward(loss: Callable[[], Tensor | None], outputs: Outputs) -
     return LossOrigin(note="; ".join(filter(None, (_FREED, found.note))))
 
 
-def steep_operators(losses: Sequence[Callable[[], Tensor | None]], outputs: Outputs) -> str:
-    """Of a finite loss whose gradient was bad: its operators that may have an infinite slope. Its backward has run."""
-    names: dict[str, None] = {}
-    seen: set[Any] = set()
-    rest = [value.grad_fn for loss in losses if (value := loss()) is not None]
-    while rest and len(seen) < MAX_NODES:
-        node = rest.pop()
-        if node is None or node in seen or node in outputs:
-            continue
-        seen.add(node)
-        if title_of(node) in _STEEP:
-            names[str(operators_by_title()[title_of(node)][0])] = None
-        rest += [below for below, _ in node.next_functions]
-    return f"; in it, {_and(list(names))} may have an infinite slope" if names else ""
-
-
-_STEEP = {
-    "Sqrt", "Rsqrt", "Pow", "Norm", "LinalgVectorNorm", "Std", "Log", "Log2", "Log10", "Log1P", "Div", "Reciprocal", "Acos",
-    "Asin", "Acosh", "Atanh", "Atan2", "Cdist", "Dist", "Prod", "Logit", "Erfinv",
-}  # fmt: skip
-"""Operators by autograd's name for them."""
-
 _FREED = (
     'its operator is not known: this loss was read after its backward, which frees what autograd had saved (check="frame" reads '
     "it before)"
@@ -157,11 +134,15 @@ def _with_line(origin: LossOrigin, operator: Operator, is_model: Callable[[nn.Mo
         return origin
     if is_sure:
         return origin._replace(operator=replace(operator, source=lines[0]))
+    return origin._replace(note="; ".join(filter(None, (origin.note, perhaps(lines)))))
+
+
+def perhaps(lines: Sequence[Source]) -> str:
+    """Lines one of which has called an operator; empty: there are too many, or none."""
     if not 1 <= len(lines) <= _MOST_LINES:
-        return origin
+        return ""
     places = _and([f"{one.file}:{one.line}" for one in lines])
-    note = f"perhaps its line is {'one of ' if len(lines) > 1 else ''}{places}"
-    return origin._replace(note="; ".join(filter(None, (origin.note, note))))
+    return f"perhaps its line is {'one of ' if len(lines) > 1 else ''}{places}"
 
 
 def _origin_of_loss(loss: Tensor, outputs: Outputs) -> LossOrigin:
@@ -387,7 +368,9 @@ class _Walk:
         names = tuple(dict.fromkeys(name for one in supposed for name in one or ()))
         inputs = list(filter(None, [self._reading(number, edge, known) for number, edge in enumerate(known.edges)]))
         readings, shapes = tuple([reading for reading, _ in inputs]), tuple([shape for _, shape in inputs])
-        operator = Operator(str(known.calls[0].func), readings, reading_of("output", Kind.OUTPUT, made), shapes=shapes)
+        call = known.calls[0]
+        output, detail = reading_of("output", Kind.OUTPUT, made), detail_of(call.func, call.args, call.kwargs)
+        operator = Operator(str(call.func), readings, output, shapes=shapes, detail=detail)
         note = f"supposing that what autograd did not save was finite: a constant in {_and(names)}" if names else ""
         return LossOrigin(operator, note, any(edge not in self._values for edge in edges))
 

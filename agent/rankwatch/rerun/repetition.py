@@ -31,6 +31,7 @@ from .arguments import (
     written,
 )
 from .careful import Altered, Careful, Stopped, tensors, uncollected
+from .details import detail_of
 from .engine import Rerun
 from .forward import Forward
 from .limit import Limit, before_a_trip
@@ -157,6 +158,8 @@ class Repetition(Careful):
         self.communicated: Repeated | None = None
         """The origin of bad numbers that were about to be sent to other ranks, where the repetition stopped."""
         self._forward = forward
+        self._given: tuple[Any, Any] = (), {}
+        """The arguments of the operator that runs."""
         self._origins: dict[int, tuple[_Origin, ...]] = {}
         self._held: list[Tensor] = []  # so that no address of a bad tensor is used again
 
@@ -177,6 +180,7 @@ class Repetition(Careful):
             self._look_at_what_is_sent(func, args, kwargs)
             raise
         inputs = list(inputs_of(func, args, kwargs))
+        self._given = args, kwargs
         result = func(*args, **kwargs)
         name = name_of(func)
         outputs = tensors(result)
@@ -256,6 +260,7 @@ class Repetition(Careful):
             operands_of(func, inputs, output),
             tuple([tuple(one.value.shape) if isinstance(one.value, Tensor) else () for one in inputs]),
             caller.source if caller is not None else None,
+            detail=detail_of(func, *self._given),
         )
 
 

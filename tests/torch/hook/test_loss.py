@@ -21,6 +21,7 @@ from notebook import Gain, Notebook, ScaledTraining, learn, model_of, ones, sgd,
 from rankwatch.errors import OverflowDetected
 from rankwatch.measure.tape import PendingRead
 from rankwatch.shared.types.frame import Frame, Kind, Moment, Phase, State
+from rankwatch.shared.types.notice import NoticeKind, describe_notice
 from rankwatch.shared.types.trip import Cause, Trip
 from rankwatch.shared.words.cause import classify
 from rankwatch.shared.words.scalars import LastBatch
@@ -136,7 +137,8 @@ def test_the_loss_of_another_model_is_not_ours() -> None:
             optimizer.zero_grad()
     assert [batch for batch, _, _ in losses(of_generator)] == [0, 1]
     assert [batch for batch, _, _ in losses(of_discriminator)] == [0, 1, 2, 3]
-    expect_trip(of_discriminator.trip_of((discriminator(generator(ones()).detach()).mean() * math.nan).backward), 4)
+    (discriminator(generator(ones()).detach()).mean() * math.nan).backward()
+    expect_trip(of_discriminator.trip_of(steps[1].step), 4)
     assert of_generator.trips == []
 
 
@@ -236,20 +238,43 @@ def test_a_loss_whose_number_comes_late_trips_before_the_step(monkeypatch: pytes
     assert all(torch.equal(*pair) for pair in zip(before, training.model.parameters(), strict=True))
 
 
-def test_on_a_host_it_trips_before_any_gradient_is_accumulated() -> None:
-    training = Training()
-    expect_trip(training.notebook.trip_of(training.run, lambda: training.model(ones()).sum() * math.inf), 2, state=State.INF)
-    assert all(parameter.grad is None for parameter in training.model.parameters())
-
-
-def test_a_loss_without_a_gradient_trips() -> None:
+@every_check
+def test_a_loss_without_a_gradient_is_noticed_once_in_a_hundred_batches(check: str) -> None:
     """Cross entropy in which every label is ignored: nan, with gradients of 0."""
-    training = Training()
+    training = Training(check=check)
     labels = torch.full((3,), -100)
-    trip = training.notebook.trip_of(training.run, lambda: functional.cross_entropy(training.model(ones()), labels))
-    expect_trip(trip, 2)
-    assert "the model's output was finite" in classify(trip)[1]
-    assert (trip.numel, trip.nan_count) == (1, 1)
+    for _ in range(150):
+        training.run(lambda: functional.cross_entropy(training.model(ones()), labels))
+    training.detector.remove()
+    first, second = training.notebook.notices
+    assert (first.kind, first.batch, first.value, second.batch, second.value) == (NoticeKind.HARMLESS_LOSS, 2, 1, 102, 101)
+    assert "loss: in batch 2 nan, as aten.nll_loss_forward" in describe_notice(first)
+    assert len(losses(training.notebook)) == 152
+    assert training.notebook.trips == []
+
+
+@every_check
+@pytest.mark.parametrize("options", [{}, {"every": 5}, {"gradients": True}])
+def test_a_bad_loss_of_an_accumulation_is_judged_by_the_gradients_of_its_step(check: str, options: dict[str, Any]) -> None:
+    training = Training(check=check, **options)
+    labels = torch.full((3,), -100)
+    functional.cross_entropy(training.model(ones()), labels).backward()
+    if not options:
+        assert training.detector.progress < Moment(2, 3, 0, 0)
+    learn(training.model(ones()).square().mean(), training.optimizer)
+    assert training.notebook.trips == []
+
+    def accumulate() -> None:
+        ((training.model(ones()) * 0).sum() / 0).backward()
+        training.run(lambda: training.model(ones()).square().mean())
+
+    expect_trip(training.notebook.trip_of(accumulate), 4)
+
+
+def test_what_harms_nothing_still_stops_a_strict_watch() -> None:
+    training = Training(policy="strict")
+    labels = torch.full((3,), -100)
+    expect_trip(training.notebook.trip_of(training.run, lambda: functional.cross_entropy(training.model(ones()), labels)), 2)
 
 
 @pytest.mark.parametrize(
@@ -276,14 +301,16 @@ def test_a_backward_that_no_hook_reports_is_known_by_the_gradients() -> None:
     (other(ones()).sum() * math.nan).backward()
     model(ones()).tensor.sum().backward()
     assert [batch for batch, _, _ in losses(notebook)] == [0, 1]
-    expect_trip(notebook.trip_of((model(ones()).tensor.sum() * math.nan).backward), 2)
+    (model(ones()).tensor.sum() * math.nan).backward()
+    expect_trip(notebook.trip_of(sgd(model).step), 2)
 
 
 def test_a_penalty_on_the_weights_alone_is_a_loss_of_the_model() -> None:
     training = Training()
     training.model(ones()).sum().backward()
     penalty: Any = sum(weight.norm() for weight in training.model.parameters())
-    expect_trip(training.notebook.trip_of((penalty * math.nan).backward), 2)
+    (penalty * math.nan).backward()
+    expect_trip(training.notebook.trip_of(training.optimizer.step), 2)
 
 
 @pytest.mark.parametrize("options", [*({"ignore": [pattern]} for pattern in ("loss", "*:loss", "l*")), {"policy": "off"}])

@@ -13,6 +13,7 @@ from notebook import learn, sgd, watched
 from rankwatch.rerun import close_up_runs as closeup
 from rankwatch.shared.types.closeup import CloseUp
 from rankwatch.shared.types.frame import State
+from rankwatch.shared.words.cause import classify
 from rankwatch.shared.words.closeup_text import describe_precision
 
 
@@ -68,13 +69,15 @@ def test_a_gradient_of_0_times_inf_is_bad_in_every_precision() -> None:
     assert describe_precision(found.precision).startswith("bad in every precision")
 
 
-def test_a_gradient_that_the_loss_made_names_its_steep_operators() -> None:
+def test_a_gradient_that_the_loss_made_names_its_operator_and_line() -> None:
     model = nn.Linear(4, 4, bias=False)
     _, notes = watched(model)
     loss = (model(torch.zeros(2, 4)) ** 2).mean().sqrt()
-    _, found = the_only(notes, learn, loss, sgd(model, 0.0))
+    trip, found = the_only(notes, learn, loss, sgd(model, 0.0))
     assert found.note.startswith("not run again: the gradient that came from the loss was bad")
-    assert "in it, aten.sqrt.default and aten.pow" in found.note
+    assert trip.operator is not None
+    assert (trip.operator.node, trip.operator.module) == ("SqrtBackward0", "the loss")
+    assert classify(trip)[1].startswith("in SqrtBackward0, the gradient of aten.sqrt of abs max 0.00e+00 (result) is inf")
 
 
 def test_the_model_is_as_it_was() -> None:

@@ -153,7 +153,7 @@ NOT_SURE = [twice, through_a_map, through_a_partial, through_a_dictionary, hande
 
 
 def trained(step: Callable[[nn.Module], Any]) -> tuple[Trip, CloseUp]:
-    model, _, notes = watching()
+    model, _, notes = watching(policy="strict")
     return the_only(notes, step, model)
 
 

@@ -24,6 +24,7 @@ from trainings.parts import (
     headed,
     kinked,
     middle,
+    multiplied,
     put,
     squared,
     trained,
@@ -102,6 +103,40 @@ hostile("", "gradient", label="grad_output", says="gradient of the loss with res
     a_gradient_of_nan=with_a_kink,
     # Batch 5 of 4 to 7 spoils the sum; the step comes after batch 7, and is not taken.
     a_gradient_among_accumulated_ones=lambda: with_a_kink(accumulate=4, lr=0.1),
+)
+
+
+def of_the_loss(loss: Callable[[Any, bool], Any]) -> Training:
+    """The loss, a function of the output and of whether the batch is the bad one, is finite in each batch."""
+    model = chain()
+    return trained(model, lambda n: loss(model(torch.randn(4, 4)), n == BAD))
+
+
+def likelihood_ratio(out: Any, is_bad: bool) -> Any:
+    """PPO: the smaller one of two objectives is taken, and the other one is inf."""
+    ratio = (out - out.detach() + (200.0 if is_bad else 0.0)).exp()
+    return -torch.min(ratio, ratio.clamp(0.8, 1.2)).mean()
+
+
+FROM_THE_LOSS: dict[str, Any] = {"label": "grad_output", "never": "look at the loss function and the loss scale"}
+hostile("", "gradient", ("nan", "inf"), **FROM_THE_LOSS, says=("in ExpBackward0", "a clamp, min or where hid that")).each(
+    a_ratio_behind_a_min=lambda: of_the_loss(likelihood_ratio),
+)
+hostile("", "gradient", ("nan", "inf"), **FROM_THE_LOSS, says=("in LogBackward0", "its slope at 0 is infinite")).each(
+    a_log_behind_a_where=lambda: of_the_loss(
+        lambda out, is_bad: torch.where(out > 9.0, out, (out.abs() * (not is_bad)).log().clamp(min=-1.0)).mean()
+    ),
+)
+hostile("", "gradient", ("nan", "inf"), **FROM_THE_LOSS, says=("in ReciprocalBackward0", "its slope at 0 is")).each(
+    a_division_behind_a_where=lambda: of_the_loss(
+        lambda out, is_bad: torch.where(out < 9.0, out, 1.0 / (out * (not is_bad))).mean()
+    ),
+)
+hostile("", "gradient", ("nan", "inf"), **FROM_THE_LOSS, says="in AcosBackward0, the gradient of aten.acos of 1 is").each(
+    an_angle_of_0=lambda: of_the_loss(lambda out, is_bad: (out / out.detach() / (1 if is_bad else 2)).acos().mean()),
+)
+hostile("", "gradient", "nan", **FROM_THE_LOSS, says="in PoisonedBackward").each(
+    a_function_of_the_loss=lambda: of_the_loss(lambda out, is_bad: multiplied(out, NAN if is_bad else 1.0).mean()),
 )
 
 

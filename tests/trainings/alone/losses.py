@@ -10,11 +10,50 @@ from torch import Tensor, nn
 
 from notebook import take_step
 from trainings.case import Training
-from trainings.parts import BAD, NAN, Coder, Pair, Root, Square, chain, classified, kinked, labels, middle, trained
-from trainings.truths import BATCHES, hostile
+from trainings.parts import (
+    BAD,
+    NAN,
+    Coder,
+    Pair,
+    Root,
+    Square,
+    averaged,
+    chain,
+    classified,
+    kinked,
+    labels,
+    mean_of_kept,
+    middle,
+    trained,
+)
+from trainings.truths import BATCHES, healthy, hostile
 
 UNDEFINED = ("invalid", "singular")
 LAST = BATCHES - 1
+
+
+def divided(at: int = BAD, **options: Any) -> Training:
+    """0/0 by hand: its gradient is nan."""
+    model = chain()
+    return trained(model, averaged(model, at), **options)
+
+
+hostile("", UNDEFINED, label="loss").each(no_label_is_left=divided)
+hostile("", UNDEFINED, label="loss", check="batch").each(a_bad_loss_read_once_a_batch=divided)
+hostile("", UNDEFINED, label="loss", check="async").each(a_bad_loss_read_later=divided)
+hostile("", UNDEFINED, label="loss", every=4).each(a_bad_loss_between_the_full_batches=divided)
+hostile("", UNDEFINED, label="loss", gradients=True).each(a_bad_loss_with_its_gradients=divided)
+hostile("", UNDEFINED, label="loss", batch=6).each(
+    # Accumulated over four batches, of which the third has no label.
+    the_loss_of_a_micro_batch=lambda: divided(6, accumulate=4),
+)
+hostile("", UNDEFINED, label="loss", batch=LAST).each(the_loss_of_the_last_batch=lambda: divided(LAST))
+hostile("", UNDEFINED, label="loss", batch=LAST, check="async").each(
+    the_loss_of_the_last_batch_read_later=lambda: divided(LAST),
+)
+
+
+# --- losses that harm nothing -----------------------------------------------------------------------------------------
 
 
 def ignored(at: int = BAD, **options: Any) -> Training:
@@ -23,18 +62,33 @@ def ignored(at: int = BAD, **options: Any) -> Training:
     return trained(model, classified(model, at), **options)
 
 
-hostile("", UNDEFINED, label="loss").each(all_labels_ignored=ignored)
-hostile("", UNDEFINED, label="loss", check="batch").each(a_bad_loss_read_once_a_batch=ignored)
-hostile("", UNDEFINED, label="loss", check="async").each(a_bad_loss_read_later=ignored)
-hostile("", UNDEFINED, label="loss", every=4).each(a_bad_loss_between_the_full_batches=ignored)
-hostile("", UNDEFINED, label="loss", batch=6).each(
-    # Accumulated over four batches, of which the third has no label.
-    the_loss_of_a_micro_batch=lambda: ignored(6, accumulate=4),
-)
-hostile("", UNDEFINED, label="loss", batch=LAST).each(the_loss_of_the_last_batch=lambda: ignored(LAST))
-hostile("", UNDEFINED, label="loss", batch=LAST, check="async").each(
-    the_loss_of_the_last_batch_read_later=lambda: ignored(LAST),
-)
+HARMLESS = "HARMLESS_LOSS .loss"
+hostile(notice=HARMLESS).each(all_labels_ignored=ignored)
+hostile(notice=HARMLESS, check="batch").each(all_labels_ignored_and_read_once_a_batch=ignored)
+hostile(notice=HARMLESS, check="async").each(all_labels_ignored_and_read_later=ignored)
+hostile(notice=HARMLESS, gradients=True).each(all_labels_ignored_with_gradients=ignored)
+hostile(notice=HARMLESS).each(all_labels_of_a_micro_batch_ignored=lambda: ignored(6, accumulate=4))
+hostile("", UNDEFINED, label="loss", policy="strict").each(all_labels_ignored_and_strict=ignored)
+
+
+@hostile(notice=HARMLESS)
+def smoothed_labels_and_a_class_that_is_out() -> Training:
+    """The smoothing multiplies the inf of a class that is masked: the loss is inf, and no gradient."""
+    model = chain()
+
+    def loss_of(number: int) -> Tensor:
+        logits = model(torch.randn(4, 4)).masked_fill(torch.arange(4) == 3, -torch.inf)
+        known = torch.randint(3, (4,))
+        return nn.functional.cross_entropy(logits, known, label_smoothing=0.1 if number == BAD else 0.0)
+
+    return trained(model, loss_of)
+
+
+@hostile(notice=HARMLESS)
+def an_entropy_that_is_only_told() -> Training:
+    """The loss has a nan of numbers without a gradient: a metric that was added to it."""
+    model = chain()
+    return trained(model, lambda n: model(torch.randn(4, 4)).square().mean() + torch.tensor(0.0) / (n != BAD))
 
 
 def of_output(loss: Callable[[Any, bool], Any], dtype: torch.dtype = torch.float32) -> Training:
@@ -62,13 +116,14 @@ hostile("", ("singular", "overflow"), "inf", label="loss").each(
 hostile("", "invalid", label="loss").each(
     root_of_a_negative_loss=lambda: of_output(lambda out, is_bad: (out.square().mean() - is_bad * 100.0).sqrt()),
 )
-hostile("", UNDEFINED, label="loss").each(
+hostile(notice=HARMLESS).each(
     mean_of_an_empty_selection=lambda: of_output(
         lambda out, is_bad: out[torch.arange(4) < (0 if is_bad else 2)].square().mean()
     ),
 )
-hostile("", ("invalid", "upstream", "data", "singular"), label="loss").each(a_bad_penalty=lambda: of_output(penalty))
-hostile("", "overflow", "inf", label="loss").each(
+hostile(notice=HARMLESS).each(
+    # A constant, and a sum past float16's end: their gradients are finite.
+    a_bad_penalty=lambda: of_output(penalty),
     a_float16_sum_overflows=lambda: of_output(
         lambda out, is_bad: (out * 0 + 6e4).sum() if is_bad else out.mean(), torch.float16
     ),
@@ -101,14 +156,14 @@ def a_bad_loss_before_a_bad_weight() -> Training:
         if number == BAD + 1:
             model[0].weight.data[1, 1] = NAN
 
-    return trained(model, classified(model), before=before)
+    return trained(model, averaged(model), before=before)
 
 
 @hostile("", UNDEFINED, label="loss")
 def a_loss_of_decode() -> Training:
     """The root is never called."""
     model = Coder()
-    return trained(model, classified(model.coded))
+    return trained(model, averaged(model.coded))
 
 
 # --- several losses ----------------------------------------------------------------------------------------------------
@@ -169,17 +224,21 @@ def scaled(model: Any, loss_of: Callable[[int], Any], scale: float = 2.0**16) ->
     return trained(model, loss_of, scaler=torch.amp.GradScaler("cpu", init_scale=scale))
 
 
-@hostile("", UNDEFINED, label="loss")
-def a_bad_loss_under_a_scaler() -> Training:
-    """No scale makes a nan: the scaler would skip the steps and say nothing."""
+def under_a_scaler(loss: Callable[[Any], Callable[[int], Tensor]]) -> Training:
     model = chain()
 
     def loss_of(number: int) -> Tensor:
-        known = labels(number == BAD)
         with torch.autocast("cpu", torch.float16):
-            return nn.functional.cross_entropy(model(torch.randn(4, 4)), known)
+            return loss(model)(number)
 
     return scaled(model, loss_of, 256.0)
+
+
+hostile("", UNDEFINED, label="loss").each(
+    # No scale makes a nan: the scaler would skip the steps and say nothing.
+    a_bad_loss_under_a_scaler=lambda: under_a_scaler(averaged),
+)
+hostile(notice=HARMLESS).each(all_labels_ignored_under_a_scaler=lambda: under_a_scaler(classified))
 
 
 @hostile("", ("overflow", "singular"), "inf", label="loss")
@@ -264,35 +323,69 @@ def a_loss_that_the_model_computes() -> Training:
 
     def forward(root: Root, x: Tensor, known: Tensor) -> dict[str, Tensor]:
         logits = root.net(x)
-        return {"logits": logits, "scaled": nn.functional.cross_entropy(logits, known, reduction="sum")}
+        return {"logits": logits, "scaled": mean_of_kept(logits, known.clamp(min=0)) * (known >= 0).sum()}
 
     return given_labels(forward, lambda out, known: out["scaled"] / (known >= 0).sum())
 
 
-@hostile("loss", UNDEFINED, label="output")
-def a_loss_that_is_a_module() -> Training:
-    return given_labels(lambda root, x, known: root.loss(root.net(x), known), lambda out, _: out, loss=nn.CrossEntropyLoss())
+class HandMadeLoss(nn.Module):
+    def forward(self, logits: Tensor, known: Tensor) -> Tensor:
+        return mean_of_kept(logits, known)
 
 
-@hostile("", UNDEFINED, label="output[loss]")
-def a_loss_in_the_roots_output() -> Training:
+def in_the_output(loss: Any) -> Training:
     """As in transformers."""
 
     def forward(root: Root, x: Tensor, known: Tensor) -> dict[str, Tensor]:
         logits = root.net(x)
-        return {"loss": nn.functional.cross_entropy(logits, known), "logits": logits}
+        return {"loss": root.loss(logits, known) if isinstance(loss, nn.Module) else loss(logits, known), "logits": logits}
 
-    return given_labels(forward, lambda out, _: out["loss"])
+    return given_labels(forward, lambda out, _: out["loss"], **({"loss": loss} if isinstance(loss, nn.Module) else {}))
 
 
-@hostile("", ("singular", "overflow", "invalid"), "inf", label="loss")
-def a_text_that_does_not_fit() -> Training:
-    """CTC: the target is longer than the input."""
-    model, loss = nn.Linear(4, 6), nn.CTCLoss()
-    lengths = torch.tensor([4] * 3)
+hostile("loss", UNDEFINED, label="output").each(a_loss_that_is_a_module=lambda: in_the_output(HandMadeLoss()))
+hostile("", UNDEFINED, label="output[loss]").each(a_loss_in_the_roots_output=lambda: in_the_output(mean_of_kept))
+hostile(notice="HARMLESS_LOSS loss.output").each(
+    a_harmless_loss_that_is_a_module=lambda: in_the_output(nn.CrossEntropyLoss()),
+)
+hostile(notice="HARMLESS_LOSS .output[loss]").each(
+    a_harmless_loss_in_the_roots_output=lambda: in_the_output(nn.functional.cross_entropy),
+)
+
+
+@healthy()
+def a_loss_of_which_rows_are_masked() -> Training:
+    """A speech recipe: the rows whose text does not fit are masked by the training."""
+
+    def forward(root: Root, x: Tensor, known: Tensor) -> dict[str, Tensor]:
+        logits = root.net(x).log_softmax(-1)
+        each = logits.square().mean(-1)
+        return {"loss": torch.where((known >= 0).all(), each, each.detach() / 0)}
+
+    def masked(out: dict[str, Tensor], known: Tensor) -> Tensor:
+        return out["loss"].masked_fill(out["loss"].isinf(), 0).mean()
+
+    return given_labels(forward, masked)
+
+
+def aligned(labels: list[int], frames: int, reduction: str = "mean") -> Training:
+    """CTC: one row of three has another text in one batch, and as many frames."""
+    model, loss = nn.Linear(4, 6), nn.CTCLoss(reduction=reduction)
+    texts = [1, 2, 3, 4], [2, 3, 1, 5]
 
     def loss_of(number: int) -> Any:
-        steps = torch.tensor([2 if number == BAD else 8] * 3)
-        return loss(model(torch.randn(8, 3, 4)).log_softmax(-1), torch.randint(1, 6, (3, 4)), steps, lengths)
+        is_bad = number == BAD
+        known = torch.tensor([*texts[0], *(labels if is_bad else texts[1]), *texts[0]])
+        lengths = torch.tensor([4, len(labels) if is_bad else 4, 4])
+        steps = torch.tensor([8, frames if is_bad else 8, 8])
+        return loss(model(torch.randn(8, 3, 4)).log_softmax(-1), known, steps, lengths).sum()
 
     return trained(model, loss_of)
+
+
+hostile("", "singular", "inf", label="loss", says="no alignment: row 1 has 2 frames for 4 labels:").each(
+    a_text_that_does_not_fit=lambda: aligned([1, 2, 3, 4], 2),
+)
+hostile("", "singular", "inf", label="loss", says="row 1 has 5 frames for 4 labels, of which 2 repeat the one before").each(
+    a_text_whose_letters_repeat=lambda: aligned([3, 3, 3, 4], 5, "sum"),
+)

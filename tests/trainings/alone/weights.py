@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from trainings.case import Training
-from trainings.parts import BAD, INF, NAN, Coder, Root, chain, fed, headed, put, spoiled, squared, trained
+from trainings.parts import BAD, INF, NAN, Coder, Root, Square, chain, fed, headed, put, spoiled, squared, trained
 from trainings.truths import hostile
 
 
@@ -87,10 +87,20 @@ def a_weight_of_decode() -> Training:
     return poisoned(model, "decoder.2.weight", 1, 1, loss_of=squared(model.coded))
 
 
+@hostile(
+    "2", "weight", ("inf", "nan"), batch=0, says="weight of 1 (LayerNorm) holds 1.18e+32 before any optimizer step was seen"
+)
+def a_weight_that_was_never_initialised() -> Training:
+    """The module after it overflows."""
+    model = chain(nn.Linear(4, 4), nn.LayerNorm(4), Square())
+    put(model[1].weight, 1.18e32, 2)
+    return trained(model)
+
+
 # --- the optimizer's ---------------------------------------------------------------------------------------------------
 
 
-@hostile("0", "weight", ("nan", "inf"), batch=BAD + 1)
+@hostile("0", "weight", ("nan", "inf"), batch=BAD + 1, says=("the step of SGD made it so; its lr was inf",))
 def a_learning_rate_of_inf() -> Training:
     """A scheduler's bug."""
     model = chain()
@@ -99,7 +109,7 @@ def a_learning_rate_of_inf() -> Training:
     return trained(model, optimizer=optimizer, after=lambda n: schedule.step())
 
 
-@hostile("0", "weight", batch=1)
+@hostile("0", "weight", batch=1, says="its exp_avg_sq is 0 where the weight is bad, and its eps of 0 is 0 in float32")
 def adam_without_an_epsilon() -> Training:
     """0 / 0 in the first step, for what got no gradient."""
     model = chain(nn.Linear(4, 4))
@@ -110,6 +120,69 @@ def adam_without_an_epsilon() -> Training:
         return model(x).square().mean()
 
     return trained(model, loss_of, optimizer=torch.optim.Adam(model.parameters(), lr=0.01, eps=0.0))
+
+
+@hostile("0", "weight", ("inf", "nan"), batch=1, says=("the step of AdamW made it so", "its eps of 1e-08 is 0 in float16"))
+def an_epsilon_that_float16_does_not_have() -> Training:
+    """The squares of small gradients are 0 in float16."""
+    model = chain(nn.Linear(4, 4)).half()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    return trained(model, lambda n: model(torch.randn(4, 4).half()).float().square().mean() * 1e-3, optimizer=optimizer)
+
+
+@hostile("0", "weight", ("inf", "nan"), batch=BAD + 1, says="the step of Adam made it so; its exp_avg is ")
+def a_state_that_was_loaded() -> Training:
+    """As from a checkpoint that was written in a narrower dtype."""
+    model = chain()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+
+    def between(number: int) -> None:
+        if number == BAD:
+            optimizer.state[model[0].weight]["exp_avg"][1, 1] = INF
+
+    return trained(model, optimizer=optimizer, between=between)
+
+
+@hostile("first", "weight", "inf", says="it was float32 before and is float16 now: the conversion made it so")
+def a_weight_that_is_converted() -> Training:
+    model = Root(
+        lambda root, x: root.head(root.first(x.to(root.first.weight.dtype)).float()), first=nn.Linear(4, 4), head=nn.Tanh()
+    )
+    model.first.weight.data[1, 1] = 1e5
+    return spoiled(model, lambda: model.first.half(), lr=0.0)
+
+
+@hostile("0", "weight", says="its optimizer has not stepped since batch 3: other code wrote to it")
+def a_weight_between_two_micro_batches() -> Training:
+    """Batches 4 and 5 are of one step."""
+    return poisoned(chain(), "0.weight", 1, 1, accumulate=2)
+
+
+class Deaf(torch.optim.Optimizer):
+    """It tells the scaler that it looks at ``found_inf`` itself, and does not."""
+
+    _step_supports_amp_scaling = True
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.01})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        for parameter in self.param_groups[0]["params"]:
+            parameter -= 0.01 * parameter.grad / self.grad_scale  # type: ignore[attr-defined]
+
+
+@hostile("0", "weight", ("inf", "nan"), batch=BAD + 1, says="the scaler had set found_inf, and Deaf took the step")
+def an_optimizer_that_ignores_the_scaler() -> Training:
+    model = chain()
+    optimizer = Deaf(model.parameters())
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+
+    def loss_of(number: int) -> Any:
+        out = model(torch.randn(4, 4))
+        return out.square().mean() + ((out * 0).square().sum().sqrt() if number == BAD else 0.0)
+
+    return trained(model, loss_of, optimizer=optimizer, scaler=scaler)
 
 
 @hostile("0", "weight", ("inf", "nan"), batch=BAD + 1, never="no optimizer step")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import time
 from typing import Any, NamedTuple
 
@@ -97,6 +98,14 @@ def are_all_bad(gradients: list[Tensor]) -> bool:
 def is_of_anomaly(error: BaseException) -> bool:
     """Whether the user's ``torch.autograd.detect_anomaly`` has raised an exception because of a nan in a backward."""
     return isinstance(error, RuntimeError) and "returned nan values in its" in str(error)
+
+
+def says_of_a_loss(error: BaseException) -> bool:
+    """Whether the training ends itself because of a bad loss, as far as its last words tell: ``sys.exit(1)`` has none."""
+    return isinstance(error, SystemExit) or _BAD_LOSS.search(str(error)) is not None
+
+
+_BAD_LOSS = re.compile(r"\b(nan|inf|infinit[ey]|(non|not)[- ]?finite|loss)\b", re.IGNORECASE)
 
 
 def have_come(gradients: list[Tensor]) -> bool:

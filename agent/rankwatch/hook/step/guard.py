@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from ...errors import TrainingAborted
 from ...judge.batch import BatchInProgress, BatchPart
-from ...judge.events import BackwardBegins, ForwardComes, OutputsCame, ScaleSpent, UpdateBegins
+from ...judge.events import BackwardBegins, ForwardComes, OutputsCame, ScalerStepped, ScaleSpent, UpdateBegins
 from ...judge.optimizer_steps import OptimizerSteps
 from ...judge.settler import Settler
 from ...measure.collectives import Collectives
@@ -41,7 +41,7 @@ from .. import backward
 from ..batches import Batches
 from ..fails_open import FailsOpen
 from ..hooks import Hooks
-from .gradient_look import are_all_bad, have_come, is_bad, is_of_anomaly, norms_of, parameters_of
+from .gradient_look import are_all_bad, have_come, is_bad, is_of_anomaly, norms_of, parameters_of, says_of_a_loss
 from .known_norms import KnownNorms
 from .scaler import LossScales, Scale
 from .step_norm import StepNorm
@@ -70,7 +70,7 @@ class Guard:
         collectives: count the reductions that were called from Python.
     """
 
-    events = (ForwardComes, OutputsCame, BackwardBegins, ScaleSpent, UpdateBegins)
+    events = (ForwardComes, OutputsCame, BackwardBegins, ScalerStepped, ScaleSpent, UpdateBegins)
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class Guard:
         self._drop()
         self._known.remove()
 
-    def on(self, event: ForwardComes | OutputsCame | BackwardBegins | ScaleSpent | UpdateBegins) -> None:
+    def on(self, event: ForwardComes | OutputsCame | BackwardBegins | ScalerStepped | ScaleSpent | UpdateBegins) -> None:
         match event:
             case ForwardComes():
                 self._forward_comes()
@@ -124,6 +124,9 @@ class Guard:
                 self._mark(event)
             case BackwardBegins(versions=versions):
                 self._backward_begins(is_first=bool(versions) and not any(versions or ()))
+            case ScalerStepped(optimizer):
+                if self._steps.is_ours(optimizer):
+                    self.decide_losses()
             case ScaleSpent(scale, optimizer):
                 self._scale_spent(scale, optimizer)
             case UpdateBegins(optimizer):
@@ -133,6 +136,9 @@ class Guard:
 
     def _forward_comes(self) -> None:
         self._awaits_step = False
+        held = self._settler.held_losses
+        if held and (held >= MAX_RUNS or any(map(is_bad, self._gradients))):  # an engine's own step is not seen
+            self.decide_losses()
         if torch.is_grad_enabled():
             self._is_new_step = True
             self._known.forget()
@@ -200,15 +206,19 @@ class Guard:
             self._batches.norm = self._norm.value
         self._norm.begin(optimizer)
         norms = norms_of(parameters, gradients, self._known, self._norm, looks=looks)
-        if may_wait:
-            if looks:
-                norms.wait()
-            self._settler.poll(wait=True)  # what the forward shows comes first: its numbers have come with these
+        if may_wait and looks:
+            norms.wait()
+        if may_wait or can_read:
+            self._settler.poll(wait=may_wait)  # what the forward shows comes first: its numbers have come with these
+            self.decide_losses()
         # A norm may overflow where no gradient has, and gradients may have been mended since the norm was taken.
-        if looks and not norms.are_finite:
+        are_finite = norms.are_finite if looks else self._is_absorbed()  # a scaler skips the step of others
+        if looks and not are_finite:
             self._norm.drop()
-            if any(map(is_bad, gradients)):
+            are_finite = not any(map(is_bad, gradients))
+            if not are_finite:
                 self._find_origin()
+        self._steps.updates.begin(optimizer, batch.position.batch, are_finite=are_finite)
         self._awaits_step = False
         self._known.begin()
         if self._steps.has_several:
@@ -216,8 +226,23 @@ class Guard:
         else:
             self._drop()
 
+    def decide_losses(self, *, at_end: bool = False) -> None:
+        """Bad losses were harmless, unless the gradients of the step are bad because of them: see ``held``.
+
+        ``at_end``: the training has ended itself because of its loss.
+        """
+        if self._settler.held_losses:
+            are_bad = at_end or any(map(is_bad, self._gradients))
+            is_reduced = self._is_reduced and not at_end
+            self._settler.decide_losses(are_bad=are_bad, is_reduced=is_reduced, is_sharded=self._is_sharded)
+
     def look_back(self, error: BaseException) -> TrainingAborted | None:
         """An exception ends the training. If it came upon a bad gradient, before a step could use it, that is a trip."""
+        if self._settler.held_losses:
+            try:
+                self.decide_losses(at_end=says_of_a_loss(error))
+            except TrainingAborted as trip:
+                return trip
         if not (self._guards and self._awaits_step and self._batches.life.of_backward.is_streamed) or self._is_absorbed():
             return None
         self._awaits_step = False
@@ -279,6 +304,12 @@ class Guard:
     def _is_reduced(self) -> bool:
         """Whether the gradients are a sum over ranks."""
         return self._is_reduced_by_ddp or self._collectives.reductions != self._reduced_before
+
+    @property
+    def _is_sharded(self) -> bool:
+        """Whether this rank has only a part of a gradient."""
+        named = [(name, value) for module in self._hooks.modules for name, value in module.module._parameters.items()]
+        return any(value is not None and mark_shard(name, value) != name for name, value in named)
 
     @property
     def _is_compiled(self) -> bool:

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...judge.batch import LossScaling
-from ...judge.events import Feed, ForwardComes, ScaleSpent
+from ...judge.events import Feed, ForwardComes, ScalerStepped, ScaleSpent
 from ...judge.lifecycle import Life
 from ...measure.tape import to_host
 from ...shared.types.config import Config
@@ -90,8 +90,8 @@ class LossScales:
 
     Args:
         life: the batches, of which one ran its backward last.
-        feed: tells ``ScaleSpent`` when a scaler whose scale is not the cause, and scales up no more, has done or skipped an
-            optimizer's step.
+        feed: tells ``ScalerStepped``; and ``ScaleSpent`` when a scaler whose scale is not the cause, and scales up no more, has
+            done or skipped an optimizer's step.
         doors: catch errors of ours.
     """
 
@@ -170,6 +170,7 @@ class LossScales:
         scale = self._scales.get(scaler)
         if scale is not None:
             self.poll()
+            self._tell(ScalerStepped(optimizer))
             # Gradients that overflow without any scale, and not merely a loss that is summed and needs a low one.
             if scale.shrinks >= self._most and scale.value <= 1.0:
                 self._tell(ScaleSpent(scale, optimizer))

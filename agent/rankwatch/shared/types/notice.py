@@ -32,6 +32,8 @@ class NoticeKind(enum.IntEnum):
     """A trainable parameter has a gradient, and no optimizer step has changed it."""
     UNTIED = 6
     """Two parameters that were one tensor are two now, with different values."""
+    HARMLESS_LOSS = 7
+    """A loss was inf or nan, and the gradients of its step were finite: the training went on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +41,10 @@ class Notice:
     """A notice about one reading of one rank. A later notice of the same (kind, module, label) replaces the earlier one.
 
     ``value`` is the abs max in batch ``batch``; for ZEROS, the share of zeros (0 to 1); for BUFFER, the last finite abs max
-    that was measured; for NEVER_CHANGED and UNTIED, the optimizer step. ``since`` is the batch of the first such notice; for
-    NEVER_CHANGED, that of the first look. ``growth`` is in doublings per batch; for ZEROS, share per batch; for JUMP, the
-    doublings above the largest number of the batches before.
+    that was measured; for NEVER_CHANGED and UNTIED, the optimizer step; for HARMLESS_LOSS, how many there were. ``since`` is the
+    batch of the first such notice; for NEVER_CHANGED, that of the first look. ``growth`` is in doublings per batch; for ZEROS,
+    share per batch; for JUMP, the doublings above the largest number of the batches before. ``why``: for HARMLESS_LOSS, its
+    state and what made it so.
     """
 
     kind: NoticeKind
@@ -53,6 +56,7 @@ class Notice:
     batch: BatchNumber
     value: Annotated[float, number(0.0, sys.float_info.max)]
     growth: Annotated[float, number(-sys.float_info.max, sys.float_info.max)]
+    why: str = ""
 
     def check_parts(self) -> None:
         if self.kind is NoticeKind.ZEROS and self.value > 1:
@@ -107,6 +111,12 @@ def describe_notice(notice: Notice) -> str:
     if notice.kind is NoticeKind.UNTIED:
         return (
             f"untied: {where}: it was one tensor with another parameter, and has other values since step {notice.value:.0f}"
+        )
+    if notice.kind is NoticeKind.HARMLESS_LOSS:
+        often = f" ({notice.value:.0f} such losses since batch {notice.since})" if notice.value > 1 else ""
+        return (
+            f"a harmless loss: {where}: in batch {notice.batch} {notice.why}; all gradients of its optimizer step were finite, "
+            f"and the training went on{often}"
         )
     share = notice.value / DTYPE_MAX.get(notice.dtype, math.inf)
     near = f"abs max {notice.value:.2e} in batch {notice.batch} is {_percent(share)} of {notice.dtype}'s largest number"

@@ -38,12 +38,35 @@ class Cause(StrEnum):
     """Inputs and weights were finite, their products cannot reach the dtype's end, and a repeated forward was finite."""
 
 
+class Change(StrEnum):
+    """What changed a weight between the batch in which it was last seen finite and the one in which it was bad."""
+
+    UNKNOWN = "unknown"
+    OPTIMIZER = "optimizer"
+    """The step of its optimizer, which was given finite gradients."""
+    IGNORED = "ignored"
+    """The step of its optimizer, which a scaler had told that the gradients were not finite."""
+    OTHER = "other"
+    """No optimizer has stepped meanwhile: other code."""
+    CONVERSION = "conversion"
+    """It has another dtype now."""
+
+
+class UpdateFact(NamedTuple):
+    """What is known of the change: the row of its sentence and advice, and what these are about."""
+
+    row: str
+    name: str = ""
+    value: str = ""
+    where: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class BadWeight:
     """A parameter or buffer that was not finite when a frame tripped.
 
     ``finite_in`` is the last batch in which it was seen finite; -1: none. ``is_here`` tells whether its bad values are in
-    this rank's own shard, or it has none.
+    this rank's own shard, or it has none. ``change`` is what made it bad, with ``facts``.
     """
 
     module: str
@@ -51,6 +74,8 @@ class BadWeight:
     reading: Reading
     finite_in: BatchNumber
     is_here: bool = True
+    change: Change = Change.UNKNOWN
+    facts: Annotated[tuple[UpdateFact, ...], Items(8)] = ()
 
 
 class Source(NamedTuple):
@@ -62,6 +87,10 @@ class Source(NamedTuple):
     text: str
 
 
+LOSS = "the loss"
+"""The ``module`` of an operator that the loss is made of, which no module of the model has called."""
+
+
 @dataclass(frozen=True, slots=True)
 class Operator:
     """The operator that made the bad numbers, in a repeated forward or backward of the culprit's module.
@@ -70,7 +99,7 @@ class Operator:
     ``operands`` are what went into its first bad element, one number for each input; empty if it does not work element by
     element. ``shapes`` are those of the inputs, () for a number. ``source`` is the line that called it. In a backward,
     ``node`` is autograd's name of the function that ran, such as ``SqrtBackward0``, and ``source`` the line of its forward.
-    ``module`` is the module in which it ran, if that is not the culprit.
+    ``module`` is the module in which it ran, if that is not the culprit. ``detail``: what was wrong with its arguments.
     """
 
     name: str
@@ -81,6 +110,7 @@ class Operator:
     source: Source | None = None
     node: str = ""
     module: str = ""
+    detail: str = ""
 
     @property
     def title(self) -> str:

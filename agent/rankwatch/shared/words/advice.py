@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from ..types.closeup import CloseUp
 from ..types.frame import NARROW_DTYPES, NON_FINITE, Kind, State
-from ..types.trip import Cause, Operator, Trip
+from ..types.trip import LOSS, Cause, Operator, Trip
 from .facts import bad_root_inputs
-from .operators import explain
-
-_MENDS = {
-    Cause.OVERFLOW: "scale or clamp what goes in, {}",
-    Cause.SINGULAR: "add an epsilon below the division, or within the root or log, {}; or clamp what goes in",
-    Cause.INVALID: "clamp what goes in, {}; leave each row of a mask one element that is not masked",
-}
-"""By what an operator makes of good numbers."""
+from .operators import explain, explain_gradient
+from .updates import tell
 
 _SINCE = "look at the gradients and optimizer steps since it was last finite; if it never was, at the checkpoint"
 
@@ -28,34 +22,52 @@ def overflow(trip: Trip, closeup: CloseUp | None) -> str:
         narrow = "compute the loss in float32, or " if dtype in NARROW_DTYPES else ""
         return f"{narrow}scale or clamp the outputs that the loss is made from"
     if dtype in NARROW_DTYPES and (wider or not precision):
+        if operator is not None and operator.source is not None and operator.source.function != "forward":
+            place = f"{_where(operator, module)} ({operator.source.function})"
+            return f"compute this in {wider[0] if wider else 'float32'} with autocast off around it, {place}"
         return f"run {module} in {wider[0] if wider else 'float32'} with autocast off around it, or train in bfloat16"
     if operator is None:
         return f'rankwatch.detect_overflow(x, "name") within the forward of {module}, to find the operation'
     return f"scale or clamp what goes into {module}; look at why it grows: learning rate, warm-up, clipping"
 
 
-def singular(trip: Trip, closeup: CloseUp | None, cause: Cause = Cause.SINGULAR) -> str:
-    operator = _operator(trip, closeup)
-    if trip.culprit.kind is Kind.LOSS and operator is None:
-        return "look at the loss function: its targets, and what it divides by or takes the log of"
-    return _MENDS[cause].format(_where(operator, _module(trip)))
+def singular(trip: Trip, closeup: CloseUp | None) -> str:
+    return _of_operator(trip, closeup) or (
+        "look at the loss function: its targets, and what it divides by or takes the log of"
+        if trip.culprit.kind is Kind.LOSS
+        else f"look for a division by 0, or a log or root of 0, in {_module(trip)}: add an epsilon there, or clamp what goes in"
+    )
 
 
 def invalid(trip: Trip, closeup: CloseUp | None) -> str:
-    return singular(trip, closeup, Cause.INVALID)
+    return _of_operator(trip, closeup) or (
+        "look at the loss function: its targets, and what it divides by"
+        if trip.culprit.kind is Kind.LOSS
+        else f"look for 0 / 0, a root or log of a negative number, or a row that is masked throughout, in {_module(trip)}"
+    )
+
+
+def _of_operator(trip: Trip, closeup: CloseUp | None) -> str:
+    """What the row of the operator says; empty: it is not known."""
+    operator = _operator(trip, closeup)
+    if operator is None:
+        return ""
+    return f"{explain(operator).mend}, {_where(operator, 'the loss' if trip.culprit.kind is Kind.LOSS else _module(trip))}"
 
 
 def weight(trip: Trip, closeup: CloseUp | None) -> str:
     batch, seen = trip.position.batch, [one.finite_in for one in trip.weights]
     if not seen:
         return _SINCE
+    if mend := tell(trip.weights[0])[1]:
+        return mend
     if all(one.reading.kind is Kind.BUFFER for one in trip.weights):
         return "look at what updates this buffer: running statistics, an average, your own code"
     if min(seen) >= batch >= 0:
         return "look at what writes to it within the batch: a hook, x.data, another thread"
     if min(seen) >= 0 and max(seen) < batch:
-        since = f"load a checkpoint from before batch {min(seen)}"
-        return f"{since}; clip gradients, lower the learning rate or raise the optimizer's eps"
+        since = f"load a checkpoint from before batch {min(seen)}; " if min(seen) > 0 else ""
+        return f"{since}clip gradients, or lower the learning rate"
     if max(seen) < 0 and trip.optimizer_step == 0:
         return (
             "check the checkpoint and the initialisation: torch.isfinite(...).all() of each parameter before the first batch"
@@ -78,24 +90,42 @@ def upstream(trip: Trip, closeup: CloseUp | None) -> str:
     if trip.operator is not None:
         return "look for a tensor that the module keeps or makes by itself, and that is no parameter or buffer"
     if operator is not None:  # the close-up has found where it was born
-        return _MENDS[explain(operator)[0]].format(_where(operator, operator.module or "the root module"))
+        return f"{explain(operator).mend}, {_where(operator, operator.module or 'the root module')}"
     steps = f"each step of the code that leads to {_module(trip)}"
     return f'rankwatch.detect_overflow(x, "name") after {steps}: which one makes it?'
 
 
 def gradient(trip: Trip, closeup: CloseUp | None) -> str:
-    module, operator = _module(trip), _operator(trip, closeup)
-    kind = explain(operator)[0] if operator is not None else None
-    if operator is not None and kind is Cause.OVERFLOW:
+    operator = _operator(trip, closeup)
+    module = LOSS if operator is not None and operator.module == LOSS else _module(trip)
+    reason = explain_gradient(operator) if operator is not None else None
+    if operator is not None and reason is not None:
+        if reason.cause is not Cause.OVERFLOW:
+            return f"{reason.mend}, {_where(operator, module)}"
         narrow = "train in bfloat16, or " if operator.output.dtype in NARROW_DTYPES else ""
         return f"{narrow}scale what goes into {module} or into the loss{scale(trip)}"
-    if kind is Cause.SINGULAR:
-        return f"add an epsilon {_where(operator, module)}, where the slope is infinite, or clamp what goes in"
-    if kind is not None:
-        return f"clamp what goes in, {_where(operator, module)}"
     if not trip.frame.spec.module or any(r.kind is Kind.GRAD_OUTPUT and r.state in NON_FINITE for r in trip.frame.readings):
         return f"look where the cause says that it was born, and at the edges of the loss (log, sqrt, division){scale(trip)}"
+    if trip.frame.spec.module_class in _PRODUCTS:
+        changes = "and at what changes gradients: a communication hook, register_hook, code that writes to .grad"
+        return f"the backward of {module} is a product: look at the gradient that comes into it, {changes}{scale(trip)}"
     return f"look in {module} for a sqrt, norm, log or division near 0: add an epsilon inside{scale(trip)}"
+
+
+_PRODUCTS = (
+    *(
+        "Linear",
+        "Bilinear",
+        "Embedding",
+        "Conv1d",
+        "Conv2d",
+        "Conv3d",
+        "ConvTranspose1d",
+        "ConvTranspose2d",
+        "ConvTranspose3d",
+    ),
+)
+"""Modules whose backward has no operator with an infinite slope."""
 
 
 def scale(trip: Trip) -> str:

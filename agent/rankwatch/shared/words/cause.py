@@ -68,6 +68,10 @@ def _first(trip: Trip) -> CauseRule:
 
 RULES = (
     CauseRule(facts.own_parameters, Cause.WEIGHT, lambda t: sentences.weight(t, facts.own_parameters(t))),
+    CauseRule(
+        lambda t: not facts.is_backward(t) and facts.uninitialised(t), Cause.WEIGHT, sentences.uninitialised,
+        lambda *_: "initialise it, or load it: reset_parameters() after to_empty(), and the missing keys of load_state_dict",
+    ),
     # The gradient guard did not find where a gradient came from.
     CauseRule(
         lambda t: t.unfound and t.received and t.culprit.state is State.INF, Cause.REDUCTION,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ..types.frame import DTYPE_MAX, NON_FINITE, Frame, Kind, Phase, Reading, State
+from ..types.frame import DTYPE_MAX, NON_FINITE, Frame, FrameSpec, Kind, Phase, Reading, State
 from ..types.trip import BadWeight, Trip
 from .operators import is_own
 
@@ -14,6 +14,9 @@ GRADIENTS = (Kind.GRAD_OUTPUT, Kind.GRAD_INPUT, Kind.GRADIENT)
 
 _NARROW = 1e6
 """In a dtype that ends before, a sum alone may overflow."""
+
+_NEVER = 1e8
+"""No initialisation makes such a number, and memory that nobody has written to mostly holds one."""
 
 _SUMMANDS = {State.INF: 1024, State.NAN: 16}
 """So many products may be added up in one element, as in a matmul."""
@@ -121,6 +124,15 @@ def own_parameters(trip: Trip) -> list[BadWeight]:
     spec, known = trip.frame.spec, {(one.module, one.reading.label): one for one in reversed(trip.weights)}
     bad = [r for r in trip.frame.readings if r.kind is Kind.PARAMETER and r.state in NON_FINITE]
     return [known.get((spec.module, r.label)) or BadWeight(spec.module, spec.module_class, r, -1) for r in bad]
+
+
+def uninitialised(trip: Trip) -> list[tuple[FrameSpec, Reading]]:
+    """Parameters of this forward that were finite and far from any that an initialisation makes, before the first step."""
+    if trip.optimizer_step:
+        return []
+    frames = [*earlier(trip), trip.frame]
+    known = [(frame.spec, r) for frame in frames for r in frame.readings if r.kind is Kind.PARAMETER]
+    return [(spec, r) for spec, r in known if r.state is State.FINITE and r.abs_max >= _NEVER]
 
 
 def weights_within(trip: Trip) -> list[BadWeight]:

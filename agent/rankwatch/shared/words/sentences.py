@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..types.frame import DTYPE_MAX, NON_FINITE, REDUCED, Frame, Kind, Phase, Reading, State
-from ..types.trip import BadWeight, Cause, Trip
+from ..types.trip import LOSS, BadWeight, Cause, Trip
 from . import facts
 from .facts import INPUTS, Numbers
 from .operators import explain, explain_given, explain_gradient
 from .text import describe_module
+from .updates import tell
 
 _LOSS = "look at the loss function and the loss scale"
 
@@ -29,6 +30,10 @@ def weight(trip: Trip, weights: Sequence[BadWeight]) -> str:
     what = f"{name} was already {state} before this {run}"
     if is_own_buffer:
         what = f"the buffer {name} is {state}: it was bad before, or this {run} made it so"
+    told, _ = tell(bad)
+    if told:
+        seen = f"; last seen finite in batch {last}, bad in batch {batch}" if last >= 0 else ""
+        return f"{what}{seen}: {told}"
     if last >= 0:
         steps = f"optimizer step of batch {last}" if batch - last == 1 else f"optimizer steps from batch {last} on"
         return f"{what}; last seen finite in batch {last}, bad in batch {batch}: look at the gradients and the {steps}"
@@ -36,6 +41,13 @@ def weight(trip: Trip, weights: Sequence[BadWeight]) -> str:
         return what
     since = "it was never seen finite" if trip.optimizer_step else "no optimizer step was seen before it"
     return f"{what}, and {since}: look at the initialisation or the checkpoint"
+
+
+def uninitialised(trip: Trip) -> str:
+    """A weight that no code has set: memory as it was."""
+    spec, reading = facts.uninitialised(trip)[0]
+    holds = f"{reading.label} of {describe_module(spec)} holds {reading.abs_max:.2e} before any optimizer step was seen"
+    return f"{holds}: it was never initialised (torch.empty, to_empty(), or a key that the checkpoint does not have)"
 
 
 def unfound(trip: Trip, how: str = "") -> str:
@@ -82,7 +94,7 @@ def by_operator(trip: Trip) -> tuple[Cause, str]:
     """The cause that the trip's operator tells, and its evidence; no evidence if the operator is not known."""
     if trip.operator is None:
         return Cause.UNEXPLAINED, ""
-    cause, evidence = explain(trip.operator)
+    cause, evidence, _ = explain(trip.operator)
     if trip.operator.output.state is not trip.culprit.state:
         evidence += f"; it made the {trip.culprit.label} {trip.culprit.state.word}"
     if facts.is_root_alone(trip):
@@ -169,16 +181,17 @@ def _name(reading: Reading) -> str:
 
 def gradient(trip: Trip) -> str:
     """Where a gradient was born."""
-    made = f"{explain_gradient(trip.operator)}; " if trip.operator is not None else ""
+    made = f"{explain_gradient(trip.operator).sentence}; " if trip.operator is not None else ""
     came_in, culprit = _came_in(trip), f"the {trip.culprit.label} is {trip.culprit.state.word}"
     bad = [r for r in came_in if r.state in NON_FINITE]
     if bad and trip.frame.spec.module:
         born = f"{bad[0].label} was {bad[0].state.word} already as it arrived: {_born_before(trip)}"
-    elif bad and trip.operator is not None:
+    elif bad and trip.operator is not None and trip.operator.module != LOSS:
         # What the loss handed over was finite, or the backward would not have been run again.
         born = f"{bad[0].label} became {bad[0].state.word} there, as the model makes another output from this one"
     elif bad:
-        born = f"the gradient of the loss with respect to the model's output was {bad[0].state.word}: {_LOSS}"
+        born = f"the gradient of the loss with respect to the model's output was {bad[0].state.word}"
+        born += "" if made else f": {_LOSS}"
     elif any(r.state is State.FINITE for r in came_in):
         largest = facts.nearest([(reading, reading.dtype) for reading in came_in])
         share = f" ({_share(*largest)})" if largest else ""

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from rankwatch.shared.types.trip import Cause, Trip
 from rankwatch.shared.words.text import name_spans
+from rankwatch.shared.words.updates import tell
 
 _SHARED = frozenset({Cause.WEIGHT, Cause.GRADIENT, Cause.REDUCTION})
 """The causes that come to all ranks alike: what was reduced over them, and the weights that were stepped by it."""
@@ -48,7 +49,7 @@ def tell_apart(ranks: Sequence[int], trips: Mapping[int, Trip], cause: Cause, wo
     first = trips[ranks[0]]
     if elsewhere:
         return False, f"{have}, but no bad value is in the shards of {name_spans(elsewhere)}"
-    if cause is Cause.WEIGHT and first.optimizer_step == 0:
+    if cause is Cause.WEIGHT and (first.optimizer_step == 0 or (first.weights[:1] and tell(first.weights[0])[0])):
         return False, have
     if first.unfound:
         return False, f"{have}; which one made it is not known"

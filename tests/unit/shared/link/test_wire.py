@@ -61,8 +61,8 @@ def test_golden_bytes() -> None:
     table = wire.encode(messages.Table(FrameTable((makers.frame(phase=Phase.BACKWARD).spec,))))
     assert table.hex() == "92a55441424c45" "9195" + layer + linear + "919303" + output + float32 + "90" "02"
     assert wire.encode(messages.Noticed(6, makers.notice())).hex() == (
-        "93a64e4f544943450699" "02" + layer + linear + output + "a7666c6f61743136" "0a0c"
-        "cb40affc0000000000" "cb3ff0000000000000"
+        "93a64e4f54494345069a" "02" + layer + linear + output + "a7666c6f61743136" "0a0c"
+        "cb40affc0000000000" "cb3ff0000000000000" "a0"
     )
     tune = messages.Tune("train-0", Tuning(10, ("a.*",), None, (149,), Check.ASYNC))
     assert wire.encode(tune).hex() == "93a454554e45" "a7747261696e2d30" "95" "0a" "91a3612e2a" "c0" "91cc95" "a56173796e63"

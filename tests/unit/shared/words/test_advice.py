@@ -48,6 +48,15 @@ NAN_TIMES = replace(
 )
 
 
+OWN = replace(FULL, frames=(replace(FULL.frame, spec=replace(FULL.frame.spec, module="mine", module_class="Mine")),))
+
+
+def made_nan(name: str, *operands: float) -> Trip:
+    state = INF if "ctc" in name else NAN
+    operator = replace(makers.made_by(name), operands=operands, output=reading("output", state))
+    return replace(FULL, operator=replace(operator, inputs=(reading("self", 2.0),), shapes=((4,),)))
+
+
 def weights(*finite_in: int, at: int, step: int | None = None, kind: Kind = Kind.PARAMETER) -> Trip:
     bad = tuple(BadWeight("decoder.wo", "Linear", reading("weight", INF, kind=kind), last) for last in finite_in)
     one = trip(reading("output", INF), module="decoder.wo", at=(at, 0, 0), step=at if step is None else step)
@@ -68,7 +77,7 @@ def weights(*finite_in: int, at: int, step: int | None = None, kind: Kind = Kind
         (Cause.SINGULAR, replace(FULL, operator=makers.made_by()), None, "at model.py:87"),
         (Cause.SINGULAR, FULL, None, "in decoder.wo"),
         (Cause.SINGULAR, LOSS, None, "look at the loss function"),
-        (Cause.INVALID, FULL, None, "clamp what goes in, in decoder.wo"),
+        (Cause.INVALID, FULL, None, "0 / 0, a root or log of a negative number, or a row that is masked"),
         (Cause.WEIGHT, weights(-1, at=0), None, "check the checkpoint and the initialisation"),
         (Cause.WEIGHT, weights(12, at=13), None, "load a checkpoint from before batch 12"),
         (Cause.WEIGHT, weights(5, at=6, step=0), None, "load a checkpoint from before batch 5"),
@@ -79,8 +88,8 @@ def weights(*finite_in: int, at: int, step: int | None = None, kind: Kind = Kind
         (Cause.DATA, FED, None, "look at input[x] of batch 0 in this rank's shard of the data"),
         (Cause.DATA, FED, replace(FINITE, capsule="capsule"), "rankwatch replay finds the rows"),
         (Cause.UPSTREAM, FULL, None, "leads to decoder.wo"),
-        (Cause.UPSTREAM, FULL, makers.closeup(), "scale or clamp what goes in, at model.py:87"),
-        (Cause.UPSTREAM, FULL, makers.closeup(operator=LOG), "below the division, or within the root or log, at"),
+        (Cause.UPSTREAM, FULL, makers.closeup(), "subtract the largest value first, or clamp what goes in, at model.py:87"),
+        (Cause.UPSTREAM, FULL, makers.closeup(operator=LOG), "clamp what goes in, or add an epsilon, at model.py:87"),
         (Cause.UPSTREAM, replace(FULL, received="all_reduce"), None, "look at the ranks whose parts went into it"),
         (Cause.UPSTREAM, replace(FULL, changed="proj (Linear)"), None, "what changes the output of proj (Linear) in place"),
         (Cause.UPSTREAM, LOSS, None, "which one makes the output bad"),
@@ -88,14 +97,24 @@ def weights(*finite_in: int, at: int, step: int | None = None, kind: Kind = Kind
         (Cause.REDUCTION, HALF, None, "reduce in float32 or bfloat16, or divide by the world size before"),
         (Cause.REDUCTION, FULL, None, "divide by the world size before the sum"),
         (Cause.DIVERGENCE, FULL, None, "lower the learning rate"),
-        (Cause.GRADIENT, replace(FULL, operator=SQRT), None, "add an epsilon at model.py:87"),
+        (
+            Cause.GRADIENT,
+            replace(FULL, operator=SQRT),
+            None,
+            "below the root, or clamp what goes in, at model.py:87",
+        ),
         (Cause.GRADIENT, replace(FULL, operator=makers.made_by()), None, "scale what goes into decoder.wo"),
         (Cause.GRADIENT, replace(HALF, operator=MATMUL), None, "train in bfloat16, or scale what goes into decoder.wo"),
-        (Cause.GRADIENT, replace(FULL, operator=NAN_TIMES), None, "clamp what goes in, at model.py:87"),
+        (Cause.GRADIENT, replace(FULL, operator=NAN_TIMES), None, "where this inf was put in, or clamp what goes in, at"),
         (Cause.GRADIENT, replace(FULL, loss_scale=65536.0), None, "lower the loss scale, which was 65536"),
         (Cause.GRADIENT, replace(FULL, unfound="gone"), None, "look at the other ranks"),
         (Cause.GRADIENT, ARRIVED, None, "look where the cause says that it was born"),
-        (Cause.GRADIENT, FULL, None, "look in decoder.wo for a sqrt"),
+        (Cause.GRADIENT, FULL, None, "the backward of decoder.wo is a product"),
+        (Cause.GRADIENT, OWN, None, "look in mine for a sqrt"),
+        (Cause.INVALID, made_nan("aten.div.Tensor", 0.0, 0.0), None, "add an epsilon to the divisor, at model.py:87"),
+        (Cause.INVALID, made_nan("aten.std.correction"), None, "use correction=0, or more elements, at model.py:87"),
+        (Cause.INVALID, made_nan("aten.acos.default", 1.0000001), None, "clamp what goes in, at model.py:87"),
+        (Cause.SINGULAR, made_nan("aten._ctc_loss.default"), None, "drop such rows, or give it zero_infinity=True, at"),
         (Cause.UNEXPLAINED, FULL, replace(FINITE, machine="node7, GPU-1"), "train on without node7, GPU-1: what never"),
         (Cause.UNEXPLAINED, FULL, replace(FINITE, capsule="capsule"), "run the capsule again"),
     ],

@@ -26,6 +26,9 @@ BARELY = replace(GIVEN, inputs=(reading("other", INF),))
 BAD_ROOT = (reading("input[0]", NAN),)
 
 
+EMPTY = trip(reading("weight", 1.18e32, kind=Kind.PARAMETER), reading("input[0]"), reading("output", INF))
+
+
 def after(*outputs: float, loss: Trip = LOSS) -> Trip:
     """The loss after a forward of the root with these outputs."""
     root = frame(*(reading("output", high) for high in outputs), module="")
@@ -40,6 +43,7 @@ def of(high: float, low: float = 0.5, output: float = INF) -> Trip:
     ("told", "cause", "begins"),
     [
         (trip(reading("weight", NAN), reading("output", NAN)), Cause.WEIGHT, "weight was already nan"),
+        (EMPTY, Cause.WEIGHT, "weight of layer (Linear) holds 1.18e+32 before any optimizer step was seen"),
         (replace(GRADIENT, unfound="gone", received="all_reduce"), Cause.REDUCTION, "the weight.grad was inf before"),
         (replace(GRADIENT, unfound="gone"), Cause.GRADIENT, "the weight.grad was inf before"),
         (trip(reading("weight.grad (reduced)", INF, kind=Kind.GRADIENT)), Cause.REDUCTION, "this rank's weight.grad was"),

@@ -1,0 +1,107 @@
+"""What changed a weight that is bad now: the step of its optimizer, though its gradients were finite, or other code."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ..measure.extremes import dtype_name
+from ..rerun.arguments import state_of_tensor
+from ..shared.types.frame import NON_FINITE
+from ..shared.types.trip import Change, UpdateFact
+
+MOST_FACTS = 4
+
+
+class _Update(NamedTuple):
+    """The last step of an optimizer: in which batch, and what was known as it began.
+
+    ``are_finite``: all gradients were measured, and finite. ``rates``: the learning rates of its groups. ``found_inf``: what a
+    scaler told it.
+    """
+
+    batch: int
+    are_finite: bool
+    rates: list[Any]
+    found_inf: Any
+
+
+class Updates:
+    """The last step of each optimizer."""
+
+    def __init__(self) -> None:
+        self._last: WeakKeyDictionary[Optimizer, _Update] = WeakKeyDictionary()
+
+    def begin(self, optimizer: Optimizer, batch: int, *, are_finite: bool) -> None:
+        """An optimizer is about to step."""
+        rates = [group.get("lr") for group in optimizer.param_groups]
+        self._last[optimizer] = _Update(batch, are_finite, rates, getattr(optimizer, "found_inf", None))
+
+    def change_of(
+        self, value: Tensor, finite_in: int, before: set[str], *, is_sharded: bool
+    ) -> tuple[Change, tuple[UpdateFact, ...]]:
+        """What made a parameter bad that was seen finite in a batch, and what is known of it. ``before``: its dtypes so far."""
+        if others := before - {dtype_name(value.dtype)}:
+            return Change.CONVERSION, (UpdateFact("dtype", min(others), dtype_name(value.dtype)),)
+        if finite_in < 0:
+            return Change.UNKNOWN, ()
+        owner = next(((one, *at) for one in self._last if (at := _place_of(value, one)) is not None), None)
+        if owner is None:
+            return (Change.UNKNOWN, ()) if is_sharded or not self._last else (Change.OTHER, ())
+        optimizer, number, group, parameter = owner
+        update = self._last[optimizer]
+        if update.batch < finite_in:
+            return Change.OTHER, (UpdateFact("step", str(update.batch)),)
+        name = UpdateFact("class", type(optimizer).__name__)
+        if isinstance(update.found_inf, Tensor) and bool(update.found_inf.sum() > 0):
+            return Change.IGNORED, (name,)
+        if not update.are_finite:
+            return Change.UNKNOWN, ()
+        found = _facts(optimizer, group, parameter, update.rates[number] if number < len(update.rates) else None)
+        return Change.OPTIMIZER, (name, *list(found)[:MOST_FACTS])
+
+
+def _place_of(value: Tensor, optimizer: Optimizer) -> tuple[int, dict[str, Any], Tensor] | None:
+    """The group of a parameter, with its number."""
+    for number, group in enumerate(optimizer.param_groups):
+        for parameter in group["params"]:
+            if parameter is value:
+                return number, group, parameter
+    return None
+
+
+def _facts(optimizer: Optimizer, group: dict[str, Any], parameter: Tensor, rate: Any) -> Iterator[UpdateFact]:
+    """What of an optimizer's step has no finite outcome, the surest first."""
+    for name, number in {**group, "lr": rate}.items():
+        if isinstance(number, float) and not math.isfinite(number):
+            yield UpdateFact("number", name, f"{number:g}")
+    state = {name: one for name, one in optimizer.state.get(parameter, {}).items() if _is_like(one, parameter)}
+    for name, one in state.items():
+        if (found := state_of_tensor(one)) in NON_FINITE:
+            yield UpdateFact("state", name, found.word)
+    bad = ~torch.isfinite(parameter.detach())
+    eps = group.get("eps")
+    is_zero = {name: bool((one[bad] == 0).any()) for name, one in state.items() if one.shape == parameter.shape}
+    if isinstance(eps, float):
+        for name, one in state.items():
+            if is_zero.get(name) and name in _BELOW and not float(torch.tensor(eps, dtype=one.dtype)):
+                yield UpdateFact("eps", f"{eps:g}", dtype_name(one.dtype), name)
+    gradient = parameter.grad
+    if gradient is not None and gradient.shape == bad.shape and bool((gradient[bad] == 0).any()):
+        yield UpdateFact("gradient")
+    if isinstance(rate, float) and rate >= 1:
+        yield UpdateFact("rate", f"{rate:g}")
+
+
+_BELOW = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "acc_delta", "exp_inf")
+"""What torch's optimizers divide by, with their eps added."""
+
+
+def _is_like(value: Any, parameter: Tensor) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and value.numel() > 0 and value.device == parameter.device

@@ -1,0 +1,73 @@
+"""What changed a weight that is bad: each row has what is said of it, and what to do."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..types.frame import DTYPE_TINY
+from ..types.trip import BadWeight, Change, UpdateFact
+
+
+class _Row(NamedTuple):
+    """Both are filled with the name, value and place of a fact, and with the smallest normal number of its dtype."""
+
+    sentence: str
+    mend: str
+
+
+FACTS = {
+    "number": _Row("its {name} was {value}", "look at what sets {name}: a schedule, a configuration"),
+    "state": _Row("its {name} is {value}", "clear the optimizer's state, or load another one: its {name} is {value}"),
+    "eps": _Row(
+        "its {where} is 0 where the weight is bad, and its eps of {name} is 0 in {value}: it divided by 0",
+        "give the optimizer an eps of at least {tiny}, or keep the weights and its state in float32",
+    ),
+    "gradient": _Row("the gradient is exactly 0 where the weight is bad", "look at what has no gradient there"),
+    "rate": _Row("its lr was {name}", "lower the learning rate or lengthen its warm-up"),
+}
+"""What is known of an optimizer's step, by ``UpdateFact.row``."""
+
+_SURE = ("number", "state", "eps")
+"""Facts of which each explains a bad weight by itself."""
+
+_NO_FACT = (
+    "look at what else the step reads (learning rate, state, weight decay), and at code that writes to the weight after it"
+)
+
+
+def tell(weight: BadWeight) -> tuple[str, str]:
+    """What made it bad, and what to do; empty: that is not known."""
+    known = {fact.row: fact for fact in weight.facts}
+    name = known["class"].name if "class" in known else "the optimizer"
+    match weight.change:
+        case Change.OPTIMIZER:
+            rows = [(FACTS[fact.row], fact) for fact in weight.facts if fact.row in FACTS]
+            made = f"the gradients were finite, so the step of {name} made it so"
+            if not any(fact.row in _SURE for fact in weight.facts):
+                made = f"the gradients were finite: the step of {name} made it so, or code that wrote to it afterwards"
+            told = "; ".join([made, *(_filled(row.sentence, fact) for row, fact in rows)])
+            return told, _filled(rows[0][0].mend, rows[0][1]) if rows else _NO_FACT
+        case Change.IGNORED:
+            return (
+                f"the scaler had set found_inf, and {name} took the step: it ignores found_inf",
+                f"have the scaler skip the step: {name} must not say that it supports found_inf (_step_supports_amp_scaling)",
+            )
+        case Change.CONVERSION:
+            before, now = known["dtype"].name, known["dtype"].value
+            return (
+                f"it was {before} before and is {now} now: the conversion made it so",
+                f"keep this weight in {before}, or scale it down before it is converted to {now}",
+            )
+        case Change.OTHER:
+            step = f" since batch {known['step'].name}" if "step" in known and known["step"].name != "-1" else ""
+            holds = f"its optimizer has not stepped{step}" if step else "no optimizer that was seen to step holds it"
+            return (
+                f"{holds}: other code wrote to it",
+                "look at code that writes to this weight: a load, a copy of master weights, an average, clipping, x.data",
+            )
+    return "", ""
+
+
+def _filled(text: str, fact: UpdateFact) -> str:
+    tiny = f"{DTYPE_TINY.get(fact.value, 0.0):.1e}"
+    return text.format(name=fact.name, value=fact.value, where=fact.where, tiny=tiny)
