@@ -137,6 +137,11 @@ class Watch:
         return self._detector.position.batch
 
     @property
+    def has_trained(self) -> bool:
+        """Whether the model has had a backward, or a step of an optimizer."""
+        return self._detector.has_trained
+
+    @property
     def root(self) -> nn.Module:
         """The watched module, without its wrappers; an empty one if the watch is closed and the model is gone."""
         return self._detector.root

@@ -136,6 +136,11 @@ class Detector:
         return self._life.phase
 
     @property
+    def has_trained(self) -> bool:
+        """Whether a backward has come, or a step of an optimizer."""
+        return self._life.has_trained or self._steps.done > 0
+
+    @property
     def progress(self) -> Moment:
         """The moment before which this rank is known to have no trip."""
         return self._life.progress

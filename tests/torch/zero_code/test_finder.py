@@ -48,6 +48,7 @@ def finder() -> Iterator[Finder]:
     finder.start()
     yield finder
     finder.stop()
+    finder.after_steps.remove()
     Optimizer.__init__ = init  # type: ignore[method-assign]
     for watch in open_watches():
         watch.close()
@@ -207,13 +208,42 @@ def test_a_model_takes_over_from_the_layers_it_called_as_it_was_made() -> None:
 
 def test_a_script_that_calls_each_layer_by_itself_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
     layers = [nn.Linear(2, 2) for _ in range(MAX_MODELS + 3)]
-    for _ in range(LOOKED_AT):
-        assert nn.Module.__call__ is not CALL
+    optimizer = torch.optim.SGD([one for layer in layers for one in layer.parameters()], lr=0.1)
+    for _ in range(2 * LOOKED_AT):
         for layer in layers:
-            layer(torch.ones(2))
-    assert watched() == set(layers[:MAX_MODELS])
-    assert nn.Module.__call__ is CALL
-    assert f"more than {MAX_MODELS} models are trained in this process" in caplog.text
+            layer(torch.ones(2)).sum().backward()
+        assert watched() == set(layers[:MAX_MODELS])
+        assert nn.Module.__call__ is CALL
+        optimizer.step()
+    assert caplog.text.count(f"more than {MAX_MODELS} models train in this process") == 1
+
+
+@pytest.mark.parametrize("is_made_before", [False, True])
+def test_of_models_that_are_trained_one_after_another_all_are_watched(is_made_before: bool) -> None:
+    made = [(model := Net(), sgd(model)) for _ in range(2 * MAX_MODELS)] if is_made_before else []
+    for number in range(2 * MAX_MODELS):
+        model, optimizer = made[number] if is_made_before else (model := Net(), sgd(model))
+        made.append((model, optimizer))
+        for _ in range(LOOKED_AT + 1):
+            learn(model(torch.ones(2)).sum(), optimizer)
+        assert model in watched()
+        assert nn.Module.__call__ is CALL
+    assert len(watched()) == MAX_MODELS
+
+
+def test_a_model_that_is_trained_in_turn_with_many_others_is_watched_for_its_first_turn(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clients = [Net() for _ in range(2 * MAX_MODELS)]
+    for turn in range(3):
+        for model in clients:
+            optimizer = sgd(model)
+            for _ in range(LOOKED_AT + 1):
+                learn(model(torch.ones(2)).sum(), optimizer)
+            assert model in watched() or turn
+            assert nn.Module.__call__ is CALL
+        assert watched() == set(clients[-MAX_MODELS:])
+    assert caplog.text.count("further ones are not watched") == 1
 
 
 def test_automatic_discovery_is_off_in_a_script_that_calls_watch() -> None:
