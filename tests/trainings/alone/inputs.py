@@ -70,6 +70,23 @@ class Sample:
     name: str
 
 
+class Columns(dict[str, Tensor]):
+    """Like a TensorDict: a mapping without a truth value, that iterates over its rows."""
+
+    def __bool__(self) -> bool:
+        raise RuntimeError("no truth value")
+
+    def __iter__(self) -> Any:
+        return (Columns({name: column[row] for name, column in self.items()}) for row in range(4))
+
+
+class Unread(dict[str, Tensor]):
+    """What cannot be walked: its values are read from a file that is closed."""
+
+    def __getitem__(self, key: str) -> Tensor:
+        raise OSError("closed")
+
+
 def contained(forward: Callable[..., Any], call: Callable[[Any, Callable[..., Tensor], int], Any]) -> Training:
     """``call`` feeds the model what is full of ones, and in one batch of nan."""
     model = Root(forward, net=chain())
@@ -88,6 +105,12 @@ hostile("net.0", "data", label="output").each(
 hostile("net.0", "data").each(
     in_a_dataclass=lambda: contained(
         lambda root, sample: root.net(sample.x), lambda model, full, n: model(Sample(full(), "a"))
+    ),
+    in_a_mapping_that_iterates_over_rows=lambda: contained(
+        lambda root, batch: root.net(batch["x"]), lambda model, full, n: model(Columns(x=full()))
+    ),
+    beside_what_cannot_be_walked=lambda: contained(
+        lambda root, x, file: root.net(x), lambda model, full, n: model(full(), Unread(x=full()))
     ),
     by_keyword=lambda: contained(lambda root, x: root.net(x), lambda model, full, n: model(x=full())),
     in_a_list_of_tensors=lambda: contained(
