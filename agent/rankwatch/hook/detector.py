@@ -135,6 +135,10 @@ class Detector:
     def phase(self) -> str:
         return self._life.phase
 
+    def await_training(self) -> None:
+        """A forward before the training, of what is no data, is not judged."""
+        self._settler.awaits_training = True
+
     @property
     def has_trained(self) -> bool:
         """Whether a backward has come, or a step of an optimizer."""

@@ -39,6 +39,11 @@ from .reporter import BadReading, FoundTrip, Reporter, announce
 
 log = logging.getLogger(__name__)
 
+NO_DATA = 1e10
+"""Before a training, what is larger is memory that nobody has written: of its numbers, one in three is."""
+
+_INPUTS = (Kind.INPUT, Kind.KEYWORD)
+
 MAX_RAISED = 3
 """Forwards that raised, and are run again to find an inf or nan: a training may use exceptions for ends of its own."""
 
@@ -86,6 +91,8 @@ class Settler:
         self.judge = Judge(config.policy, config.ignore)
         self._trips = config.policy is not Policy.OFF
         self.waiting: FoundTrip | None = None
+        self.awaits_training = False
+        """Whether nobody has asked for this watch: what runs before a training is no batch."""
         self._ring: deque[PendingFrame] = deque(maxlen=config.max_frames_to_save)
         self._tape = tape
         self._recorder = recorder
@@ -368,7 +375,7 @@ class Settler:
 
     def _find(self, frame: PendingFrame, part: BatchPart, call: Call | None) -> FoundTrip | None:
         """The trip of the ring's last frame, or of an earlier one that only shows when its forward is run again."""
-        if frame.is_absorbed:
+        if frame.is_absorbed or self._is_of_probe(frame, part.batch):
             return None
         batch, kind = part.batch, frame.spec.readings[0].kind
         forward, entry = part.loss_of or part, batch.entry
@@ -391,6 +398,17 @@ class Settler:
                 frame.position = forward.end
                 self._ring.append(frame)
         return self._trip_of_call(frame, part, part.values, call)
+
+    def _is_of_probe(self, frame: PendingFrame, batch: BatchInProgress) -> bool:
+        """Whether a forward is none of a training, and its input was no data: one that counts operations, say."""
+        if not self.awaits_training or self._life.has_trained or self._steps.done:
+            return False
+        if batch.is_probe is None:
+            given = batch.root_inputs or frame
+            rows = zip(given.spec.readings, given.cells, strict=True)
+            has_none = any(row.kind in _INPUTS and (cell.is_bad or cell.high > NO_DATA) for row, cell in rows)
+            batch.is_probe = has_none and not self._steps.have_begun()
+        return batch.is_probe
 
     def _find_again(self, part: BatchPart, entry: RootEntry | None) -> FoundTrip | None:
         """The trip in a forward that is run again, if there is one: nothing in the first run has shown it."""

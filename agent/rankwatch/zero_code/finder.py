@@ -214,7 +214,7 @@ class Finder:
         # With the Trainer's --debug underflow_overflow, ours replaces its detector, with the same policy.
         policy = Policy.STRICT if remove_their_detector(root) and "RANKWATCH_POLICY" not in os.environ else Policy.FIRST
         found = watch(calling_stage(module) or module, first_batch=first_batch, policy=policy)
-        found.is_automatic = True
+        found.be_automatic()
         self._then[found] = {id(one): one.batch for one in open_watches()}
         if not self._first:
             self._first[found] = found.batch

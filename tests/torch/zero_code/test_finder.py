@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +22,7 @@ import rankwatch
 from jobs import is_ours
 from notebook import learn, sgd, take_step
 from rankwatch.api.registry import open_watches
-from rankwatch.errors import UsageError
+from rankwatch.errors import OverflowDetected, UsageError
 from rankwatch.zero_code.finder import LOOKED_AT, MAX_MODELS, Finder
 
 CALL = nn.Module.__call__
@@ -244,6 +245,34 @@ def test_a_model_that_is_trained_in_turn_with_many_others_is_watched_for_its_fir
             assert nn.Module.__call__ is CALL
         assert watched() == set(clients[-MAX_MODELS:])
     assert caplog.text.count("further ones are not watched") == 1
+
+
+@pytest.mark.parametrize("garbage", [math.nan, math.inf, 1e38])
+def test_what_was_no_data_before_the_training_is_not_judged(garbage: float) -> None:
+    """A tool that counts operations has the model read memory that nobody has written."""
+    model = Net().to(torch.bfloat16 if garbage == 1e38 else torch.float32)
+    if garbage == 1e38:
+        nn.init.constant_(model.second.weight, 1e3)
+    model(torch.full((2,), garbage, dtype=model.first.weight.dtype))
+    model.first(torch.full((2,), garbage, dtype=model.first.weight.dtype))
+    optimizer = sgd(model)
+    for _ in range(3):
+        learn(model(torch.ones(2, dtype=model.first.weight.dtype)).sum(), optimizer)
+    with pytest.raises(OverflowDetected, match="output: nan"):
+        model(torch.full((2,), math.nan, dtype=model.first.weight.dtype))
+
+
+def test_the_first_batch_is_judged_once_there_is_an_optimizer() -> None:
+    model = Net()
+    optimizer = sgd(model)
+    with pytest.raises(OverflowDetected, match="output: nan"):
+        model(torch.full((2,), math.nan))
+    optimizer.zero_grad()
+
+
+def test_a_model_without_values_is_not_watched() -> None:
+    Net().to("meta")(torch.ones(2, device="meta"))
+    assert not watched()
 
 
 def test_automatic_discovery_is_off_in_a_script_that_calls_watch() -> None:
