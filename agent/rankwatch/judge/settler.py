@@ -478,6 +478,8 @@ class Settler:
         root_inputs = part.batch.root_inputs
         collective, sum_state = guilty_collective(list(self._ring))
         evidence = self._evidence.of(frame, rows[first], part, call)
+        if evidence.is_meant and self.judge.allow_inf(frame.spec, rows[first]):
+            return self._trip(frame, part, values, call, changed)
         trip = Trip(
             position=frame.position,
             reading=first,
@@ -497,7 +499,7 @@ class Settler:
             gradients=self._gradients,
             weights=evidence.weights,
             operator=evidence.operator,
-            harmless=evidence.harmless,
+            harmless=(*evidence.harmless, *self.judge.meant_by(frame.spec.module)),
             recurs=evidence.recurs,
             closeup_within=self._closeup,
             guarded=frame.guarded,
