@@ -213,6 +213,27 @@ def test_an_error_of_ours_is_logged_once_and_the_training_goes_on(
         model(ones())
 
 
+def compiled_in_place(model: nn.Module) -> nn.Module:
+    wrapper = nn.DataParallel(model)
+    wrapper.compile(backend="eager")
+    return wrapper
+
+
+@pytest.mark.parametrize("wrap", [nn.DataParallel, torch.compile, compiled_in_place])
+def test_a_watch_keeps_no_wrapper_alive(wrap: Callable[[nn.Module], nn.Module]) -> None:
+    """A training may wrap its model anew, and the reducer of the DDP before would go on."""
+    model = model_of()
+    wrapper = wrap(model)
+    watched(wrapper, gradients=True, fingerprints=1)
+    before = weakref.ref(wrapper)
+    optimizer = sgd(model)
+    model(ones()).sum().backward()
+    optimizer.step()
+    del wrapper
+    gc.collect()
+    assert before() is None
+
+
 @pytest.mark.parametrize("wrap", [lambda model: model, symbolic_trace, torch.compile], ids=["plain", "fx", "compiled"])
 def test_a_saved_or_copied_model_is_as_without_a_watch(wrap: Callable[[nn.Module], nn.Module]) -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
