@@ -23,7 +23,7 @@ from functools import wraps
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import get_worker_info
@@ -38,7 +38,7 @@ from ..measure.modules import unwrap
 from ..shared.types.config import Policy
 from ..touch.patched import remove_our_frame
 from ..touch.stack import outwards
-from ..touch.torch_private import is_tracing
+from ..touch.torch_private import is_tracing, shard_of
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +47,10 @@ LOOKED_AT = 3
 
 MAX_MODELS = 4
 """Watched at a time. Further ones that train with these are not watched: the script calls each layer separately."""
+
+
+FEW_STEPS = 128
+"""A copy of a watched model that is trained for no more is for a trial: of learning rates, mostly, until the loss is inf."""
 
 
 class Finder:
@@ -63,6 +67,8 @@ class Finder:
         """At which batch each watch was, by ``id``, when this one was made."""
         self._followed: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         """Models that gave their place up. They get none again: clients that train in turn would end a run at each turn."""
+        self._copies: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+        """The copies of watched models, with the steps of their optimizers."""
         self._is_crowded = False
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._have_stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
@@ -138,7 +144,7 @@ class Finder:
         if not torch.is_grad_enabled() or is_traced or get_worker_info() is not None:
             return
         root = unwrap(module)
-        if is_left(root) or not (module.training or _has_parameter_of(root, *self._optimizers)):
+        if is_left(root) or self._is_on_trial(root) or not (module.training or _has_parameter_of(root, *self._optimizers)):
             return
         ours = list(open_watches())
         if not all(one.is_automatic for one in ours):
@@ -154,6 +160,9 @@ class Finder:
         elif any(map(_is_trainable, root.parameters())) and not any(_is_part(root, watch.root) for watch in ours):
             if root in self._followed:
                 self._give_up()
+                return
+            if any(one.has_trained and _is_copy(root, one.root) for one in ours) and root not in self._copies:
+                self._copies[root] = 0
                 return
             if calling_stage(module) is None:
                 whole = _whole(root)
@@ -174,6 +183,10 @@ class Finder:
 
         A model that only a compiled function calls is found by its optimizer, one batch late: no call of it is seen.
         """
+        for copy in [copy for copy in self._copies if _has_parameter_of(copy, optimizer)]:
+            self._copies[copy] += 1
+            if self._copies[copy] == FEW_STEPS:
+                self._look_again()
         if optimizer in self._have_stepped:
             return
         self._have_stepped.add(optimizer)
@@ -219,6 +232,9 @@ class Finder:
         if not self._first:
             self._first[found] = found.batch
 
+    def _is_on_trial(self, root: nn.Module) -> bool:
+        return self._copies.get(root, FEW_STEPS) < FEW_STEPS
+
     def _give_up(self) -> None:
         self.stop()
         if not self._is_crowded:
@@ -254,6 +270,18 @@ class Finder:
 def _is_trainable(parameter: nn.Parameter) -> bool:
     """A parameter on the meta device has no values: its forward only learns shapes, or counts operations."""
     return parameter.requires_grad and not parameter.is_meta
+
+
+def _is_copy(module: nn.Module, of: nn.Module) -> bool:
+    """Whether a module has the class and the weights of another one, which is trained: nothing else makes weights alike."""
+    if type(module) is not type(of):
+        return False
+    own, its = ([shard_of(one) for one in each.parameters()] for each in (module, of))
+    return len(own) == len(its) and all(map(_are_equal, own, its))
+
+
+def _are_equal(one: Tensor, other: Tensor) -> bool:
+    return (one.shape, one.device, one.dtype) == (other.shape, other.device, other.dtype) and torch.equal(one, other)
 
 
 def _is_part(module: nn.Module, of: nn.Module) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import logging
 import math
@@ -23,7 +24,7 @@ from jobs import is_ours
 from notebook import learn, sgd, take_step
 from rankwatch.api.registry import open_watches
 from rankwatch.errors import OverflowDetected, UsageError
-from rankwatch.zero_code.finder import LOOKED_AT, MAX_MODELS, Finder
+from rankwatch.zero_code.finder import FEW_STEPS, LOOKED_AT, MAX_MODELS, Finder
 
 CALL = nn.Module.__call__
 
@@ -245,6 +246,23 @@ def test_a_model_that_is_trained_in_turn_with_many_others_is_watched_for_its_fir
             assert nn.Module.__call__ is CALL
         assert watched() == set(clients[-MAX_MODELS:])
     assert caplog.text.count("further ones are not watched") == 1
+
+
+def test_a_copy_that_is_trained_for_a_few_steps_is_not_watched() -> None:
+    """As a trial of learning rates does, which ends when the loss is inf."""
+    model = Net()
+    optimizer = sgd(model)
+    for _ in range(LOOKED_AT + 1):
+        learn(model(torch.ones(2)).sum(), optimizer)
+    trial = copy.deepcopy(model)
+    steps = sgd(trial)
+    trial(torch.full((2,), math.nan))
+    for _ in range(FEW_STEPS):
+        assert watched() == {model}
+        learn(trial(torch.ones(2)).sum() * 0.0, steps)
+    with pytest.raises(OverflowDetected):  # by now it is a training of its own
+        trial(torch.full((2,), math.nan))
+    assert watched() == {model, trial}
 
 
 @pytest.mark.parametrize("garbage", [math.nan, math.inf, 1e38])
