@@ -136,6 +136,17 @@ class Watch:
         """The number of the batch that runs, or ran last; before the first one, one less than its number."""
         return self._detector.position.batch
 
+    def be_automatic(self) -> None:
+        """``finder`` has made it, at the first forward of a model that may be trained."""
+        self.is_automatic = True
+        if isinstance(self._detector, Detector):
+            self._detector.await_training()
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether the model has had a backward, or a step of an optimizer."""
+        return self._detector.has_trained
+
     @property
     def root(self) -> nn.Module:
         """The watched module, without its wrappers; an empty one if the watch is closed and the model is gone."""

@@ -50,6 +50,8 @@ class Detector:
 
     An error of ours is logged once and switches the detector off: it never stops a healthy training.
 
+    It keeps no wrapper of the model alive: the reducer of a DDP that the training has replaced would go on reducing.
+
     Args:
         count_all: as the Hugging Face detector does, count every root forward as a batch, not only those in training mode,
             add a module that is called between two batches to the second one, not the first, and look at no loss.
@@ -71,7 +73,7 @@ class Detector:
         self._config = config
         life = self._life = Life(config.first_batch, config.every, config.trace_batch_nums, sends_at_once=sends_at_once)
         doors = self._doors = FailsOpen(config.stop, reporter, life, root)
-        steps = self._steps = OptimizerSteps(model)
+        steps = self._steps = OptimizerSteps(root)
         recorder = self._recorder = Recorder(tape, 0 if config.policy is Policy.STRICT else config.weights_every)
         running = self._running = RunningRoots(root, feed)
         hooks = self._hooks = Hooks(model, config.modules, recorder, feed, doors)
@@ -134,6 +136,15 @@ class Detector:
     @property
     def phase(self) -> str:
         return self._life.phase
+
+    def await_training(self) -> None:
+        """A forward before the training, of what is no data, is not judged."""
+        self._settler.awaits_training = True
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether a backward has come, or a step of an optimizer."""
+        return self._life.has_trained or self._steps.done > 0
 
     @property
     def progress(self) -> Moment:

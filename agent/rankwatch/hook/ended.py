@@ -26,6 +26,7 @@ class EndedDetector:
         self.progress = detector.progress
         self.phase = detector.phase
         self.fault = detector.fault
+        self.has_trained = detector.has_trained
         self.optimizer_step = detector.optimizer_step
         self._unsent = detector.unsent()
 

@@ -6,7 +6,6 @@ import logging
 import sys
 import weakref
 from collections.abc import Callable
-from contextlib import nullcontext
 from itertools import chain, count
 from typing import Any, Protocol
 
@@ -23,7 +22,7 @@ from ..rerun.careful import passed_again, running_again
 from ..shared.words.patterns import matches
 from ..touch.stack import outwards
 from ..touch.torch_private import modes_on, never_compile, set_eval_frame
-from ..touch.unseen import DOES_NOTHING, inert, unseen
+from ..touch.unseen import Hidden, hide, unseen
 from .compiled import joined, traced
 from .compiled.scripting import hide_hooks
 from .fails_open import FailsOpen
@@ -59,7 +58,7 @@ class Hooks:
     """The modules of a model, and the hooks on the root, and on each module with a name that fits one of ``patterns`` (none:
     all modules).
 
-    There are none before ``put_on``. In a deep copy or pickle of the model, the hooks do nothing.
+    There are none before ``put_on``, and none in a copy or pickle of the model.
 
     Args:
         recorder: forgets modules that are no part of the model any more.
@@ -110,7 +109,8 @@ class Hooks:
         _remove(_abandoned)
         _guard_hooks()
         _forget_compiled()
-        hide_hooks(_is_ours)
+        hide_hooks()
+        hide()
         for key, named in self._known.items():
             self._attach(key, named)
 
@@ -304,8 +304,8 @@ class Hooks:
                 self._learn(named_modules(child, path))
 
 
-class _Hook:
-    """A hook that knows its module's names, and is not copied or pickled with its module."""
+class _Hook(Hidden):
+    """A hook that knows its module's names."""
 
     def __init__(self, named: NamedModule, call: Callable[..., None], handed: Callable[..., None]) -> None:
         self._named = named
@@ -331,12 +331,6 @@ class _Hook:
     def _is_passed_again(self, *rest: Any) -> bool:
         """Whether it is called in a forward that is run again after a trip."""
         return running_again() is not None
-
-    def __deepcopy__(self, memo: Any) -> Callable[..., None]:
-        return inert
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return DOES_NOTHING
 
 
 # Quantization moves hooks to the module that it puts in place of another one, and there calls them without kwargs.
@@ -400,11 +394,6 @@ def _weakly(function: Callable[..., Any]) -> Callable[..., Any]:
 
 _GONE = nn.Module()
 """In place of a module that was replaced: frames that are not judged yet hold its names, and must not keep its weights."""
-
-
-def _is_ours(hook: Any) -> bool:
-    """Whether it is a hook of ours, or what is in its place in a copy or pickle."""
-    return isinstance(hook, _Hook) or hook is inert or isinstance(getattr(hook, "__self__", None), nullcontext)
 
 
 def _remove_moved(module: nn.Module) -> None:

@@ -152,6 +152,7 @@ class Losses:
         batch, root = self._batches.life.of_backward, self._hooks.named(self._hooks.root)
         if root is None or not batch.is_streamed:
             return
+        self._batches.life.has_trained = True
         batch.loss_backward, self._backward = self._backward, None
         unscaled = [self._scales.unscale(tensor) for tensor in handed]
         batch.scaling = self._scales.scaling(next((one.scale for one in unscaled if one.scale is not None), None))

@@ -14,6 +14,7 @@ try:
 except ImportError:
     import pytorch_lightning as pl
 
+from ..touch.patched import OURS
 from .watching import WatchingCallback
 
 
@@ -80,7 +81,8 @@ def _through_forward(module: nn.Module, name: str) -> Callable[..., Any]:
     def method(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return _as_forward(self, MethodType(function, self), args, kwargs)
 
-    setattr(module, name, MethodType(method, module))  # a bound method: a copy or pickle of the module gets its own
+    setattr(method, OURS, True)  # no copy or pickle of the module has it
+    setattr(module, name, MethodType(method, module))
     return before
 
 

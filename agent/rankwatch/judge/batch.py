@@ -149,6 +149,8 @@ class BatchInProgress:
         self.is_run_again = False
         """Whether its forward was run again, as only the root was measured."""
         self.root_inputs: PendingFrame | None = None
+        self.is_probe: bool | None = None
+        """Whether it came before a training, and of an input that is no data; None: not looked at."""
         self.entry: RootEntry | None = None
         """The root's forward as it began, until it is judged."""
         self.run: RootRun | None = None

@@ -46,6 +46,8 @@ class Gathered(NamedTuple):
     harmless: tuple[str, ...] = ()
     recurs: bool | None = None
     subject: Subject = NOTHING
+    is_meant: bool = False
+    """Whether the reading is an inf that the code itself has written."""
 
 
 class Evidence:
@@ -122,6 +124,9 @@ class Evidence:
             again = part.batch.run if repeated.recurred else None
         if kind is Kind.LOSS:
             repeated = Repeated(*_of_loss(part))
+        is_meant = repeated.is_meant
+        if not is_meant and len(forwards) > 1 and not _bad_kinds(frame).isdisjoint(_INPUTS):
+            is_meant = repeat(forwards[1:])[0].is_meant  # where a mask is from that came into the module
         weights: tuple[BadWeight, ...] = ()
         if frame.step == self._steps.done:  # an optimizer step would have changed them since
             weights = tuple(self._bad_weights(frame, repeated))[:MAX_WEIGHTS]
@@ -138,7 +143,7 @@ class Evidence:
         note = "" if forwards or again else frame.unfound or repeated.note or _why_not(frame, kind, is_compiled)
         output = call[2] if call is not None else None
         subject = Subject(forwards, forward, repeated, was_given, is_compiled, note, output, again)
-        return Gathered(operator, weights, (*labels, *own), recurs, subject)
+        return Gathered(operator, weights, (*labels, *own), recurs, subject, is_meant)
 
     def _forwards(self, frame: PendingFrame, kind: Kind, label: str, part: BatchPart, call: Call | None) -> list[Forward]:
         """The forwards that can be repeated: of the frame's module alone, then of the root, which calls it."""

@@ -153,6 +153,8 @@ class Life:
         """The last forward of the last candidate, until an optimizer step."""
         self._is_waiting = False
         """Whether ``position`` waits: candidates were seen that had no backward."""
+        self.has_trained = False
+        """Whether a backward has reached any forward."""
         self._awaits_backward = False
         """Whether neither a backward nor a step came after the forward of a batch."""
         self._origin: BatchOrigin | None = None
@@ -405,7 +407,7 @@ class Life:
         return effects
 
     def begin_backward(self, batch: BatchInProgress) -> None:
-        self.of_backward = batch
+        self.of_backward, self.has_trained = batch, True
         if batch.position is not self.position and batch.position[:2] == self.position[:2]:
             batch.position = self.position = max(batch.position, self.position)
         if batch is self.current:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -61,6 +62,11 @@ class OptimizerSteps:
             return True
         self._foreign[optimizer] = sizes, 1
         return False
+
+    def have_begun(self) -> bool:
+        """Whether there is an optimizer that has a parameter of the model. For trips: it looks through all objects."""
+        found = (thing for thing in gc.get_objects() if issubclass(type(thing), Optimizer))  # isinstance wakes lazy imports
+        return bool(self._steps) or any(map(self.is_ours, found))
 
     @property
     def has_several(self) -> bool:

@@ -18,6 +18,8 @@ _TRIPPING: dict[Policy, dict[Kind, tuple[State, ...]]] = {
 }
 _TRIPPING_AT_ROOT = _TRIPPING | {Policy.FIRST: _TRIPPING[Policy.FIRST] | {Kind.GRAD_OUTPUT: _NON_FINITE}}
 
+_MAY_BE_MEANT = (Kind.OUTPUT, Kind.MARKED)
+
 MAX_RULES = 4096
 
 
@@ -27,11 +29,26 @@ class Judge:
     def __init__(self, policy: Policy, ignore: Sequence[str] = ()) -> None:
         self._policy = policy
         self._ignore = tuple(ignore)
+        self._meant = BoundedDict[tuple[str, str], None](MAX_RULES)
         self._rules = BoundedDict[FrameSpec, tuple[tuple[State, ...], ...]](MAX_RULES)
 
     def ignoring(self, patterns: Sequence[str]) -> Judge:
         """The same judge with other patterns."""
-        return Judge(self._policy, patterns)
+        other = Judge(self._policy, patterns)
+        other._meant = self._meant
+        return other
+
+    def allow_inf(self, spec: FrameSpec, row: ReadingSpec) -> bool:
+        """The code writes an inf there: from now on only nan trips. Returns False where the policy knows no such inf."""
+        if self._policy is not Policy.FIRST or (spec.module, row.label) in self._meant:
+            return False
+        self._meant[spec.module, row.label] = None
+        self._rules.clear()
+        return True
+
+    def meant_by(self, module: str) -> list[str]:
+        """The readings of a module in which the code writes an inf, as in ``Trip.harmless``."""
+        return [f"{module}:{label}" for name, label in self._meant if name == module]
 
     def tripping(self, spec: FrameSpec, states: bytes) -> list[int]:
         """The indices of the readings that trip, in ascending order."""
@@ -45,7 +62,12 @@ class Judge:
         if spec not in self._rules:
             tripping = (_TRIPPING if spec.module else _TRIPPING_AT_ROOT)[self._policy]
             self._rules[spec] = tuple(
-                () if self._is_ignored(spec, row) else tripping.get(row.kind, ()) for row in spec.readings
+                ()
+                if self._is_ignored(spec, row)
+                else (State.NAN,)
+                if row.kind in _MAY_BE_MEANT and (spec.module, row.label) in self._meant
+                else tripping.get(row.kind, ())
+                for row in spec.readings
             )
         return self._rules[spec]
 

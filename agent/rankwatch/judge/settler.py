@@ -41,6 +41,11 @@ from .reporter import BadReading, FoundTrip, Reporter, announce
 
 log = logging.getLogger(__name__)
 
+NO_DATA = 1e10
+"""Before a training, what is larger is memory that nobody has written: of its numbers, one in three is."""
+
+_INPUTS = (Kind.INPUT, Kind.KEYWORD)
+
 MAX_RAISED = 3
 """Forwards that raised, and are run again to find an inf or nan: a training may use exceptions for ends of its own."""
 
@@ -88,6 +93,8 @@ class Settler:
         self.judge = Judge(config.policy, config.ignore)
         self._trips = config.policy is not Policy.OFF
         self.waiting: FoundTrip | None = None
+        self.awaits_training = False
+        """Whether nobody has asked for this watch: what runs before a training is no batch."""
         self._ring: deque[PendingFrame] = deque(maxlen=config.max_frames_to_save)
         self._tape = tape
         self._recorder = recorder
@@ -454,7 +461,7 @@ class Settler:
 
     def _find(self, frame: PendingFrame, part: BatchPart, call: Call | None) -> FoundTrip | None:
         """The trip of the ring's last frame, or of an earlier one that only shows when its forward is run again."""
-        if frame.is_absorbed:
+        if frame.is_absorbed or self._is_of_probe(frame, part.batch):
             return None
         batch, kind = part.batch, frame.spec.readings[0].kind
         if frame.spec.phase is Phase.BACKWARD and (held := self._held.behind(batch)) is not None:
@@ -478,6 +485,17 @@ class Settler:
                 frame.position = forward.end
                 self._ring.append(frame)
         return self._trip_of_call(frame, part, part.values, call)
+
+    def _is_of_probe(self, frame: PendingFrame, batch: BatchInProgress) -> bool:
+        """Whether a forward is none of a training, and its input was no data: one that counts operations, say."""
+        if not self.awaits_training or self._life.has_trained or self._steps.done:
+            return False
+        if batch.is_probe is None:
+            given = batch.root_inputs or frame
+            rows = zip(given.spec.readings, given.cells, strict=True)
+            has_none = any(row.kind in _INPUTS and (cell.is_bad or cell.high > NO_DATA) for row, cell in rows)
+            batch.is_probe = has_none and not self._steps.have_begun()
+        return batch.is_probe
 
     def _find_again(self, part: BatchPart, entry: RootEntry | None) -> FoundTrip | None:
         """The trip in a forward that is run again, if there is one: nothing in the first run has shown it."""
@@ -547,6 +565,8 @@ class Settler:
         root_inputs = part.batch.root_inputs
         collective, sum_state = guilty_collective(list(self._ring))
         evidence = self._evidence.of(frame, rows[first], part, call)
+        if evidence.is_meant and self.judge.allow_inf(frame.spec, rows[first]):
+            return self._trip(frame, part, values, call, changed)
         trip = Trip(
             position=frame.position,
             reading=first,
@@ -566,7 +586,7 @@ class Settler:
             gradients=self._gradients,
             weights=evidence.weights,
             operator=evidence.operator,
-            harmless=evidence.harmless,
+            harmless=(*evidence.harmless, *self.judge.meant_by(frame.spec.module)),
             recurs=evidence.recurs,
             closeup_within=self._closeup,
             guarded=frame.guarded,

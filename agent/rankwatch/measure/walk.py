@@ -1,11 +1,13 @@
 """Nested inputs and outputs -> leaves, their labels, and a hashable structure: equal structures have equal labels.
 
-A container is a tuple, list, mapping, dataclass, or an object registered with ``torch.utils._pytree``.
+A container is a tuple, list, mapping, dataclass, or an object registered with ``torch.utils._pytree``. What raises when we walk
+it is a leaf: its readings are lost, and nothing else.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from itertools import islice
@@ -13,6 +15,8 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 from torch.utils import _pytree as pytree
+
+log = logging.getLogger(__name__)
 
 K = TypeVar("K")
 
@@ -88,19 +92,27 @@ def _flatten(value: Any, found: list[Any], limit: int, depth: int) -> Hashable:
 
 
 def _parts(value: Any) -> tuple[Sequence[str], Sequence[Any]] | None:
-    """The label suffixes and the items of a container; None for a leaf. Empty lists and mappings are leaves, too.
-
-    transformers' ModelOutput is both a mapping and a dataclass. The items of named tuples have numbers, as in the Hugging
-    Face detector.
-    """
+    """The label suffixes and the items of a container; None for a leaf."""
     if isinstance(value, Tensor) or type(value) in _PLAIN:
         return None
+    try:
+        return _items(value)
+    except Exception as error:  # noqa: BLE001  it is the user's code
+        log.debug("cannot walk a %s: %s", type(value).__name__, error)
+        return None
+
+
+def _items(value: Any) -> tuple[Sequence[str], Sequence[Any]] | None:
+    """As ``_parts``. Empty lists and mappings are leaves, too.
+
+    transformers' ModelOutput is both a mapping and a dataclass. The items of named tuples have numbers, as in the Hugging
+    Face detector. A TensorDict is a mapping without a truth value, that iterates over its rows.
+    """
     if isinstance(value, tuple) or (isinstance(value, list) and value):
         value = value[:MAX_LEAVES]
         return [f"[{index}]" for index in range(len(value))], value
-    if isinstance(value, Mapping) and value:
+    if isinstance(value, Mapping) and (keys := list(islice(value.keys(), MAX_LEAVES))):
         dotted = dataclasses.is_dataclass(value)
-        keys = list(islice(value, MAX_LEAVES))
         return [f".{key}" if dotted else f"[{key}]" for key in keys], [value[key] for key in keys]
     if dataclasses.is_dataclass(value) and not isinstance(value, (type, Mapping)):
         names = [field.name for field in dataclasses.fields(value)]

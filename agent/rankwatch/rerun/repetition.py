@@ -47,8 +47,17 @@ _SOFTMAX = ("_softmax", "softmax", "_safe_softmax", "_log_softmax", "log_softmax
 _ABSORB = (*_SOFTMAX, "exp", "exp2", "sigmoid", "tanh", "expm1")
 """-inf goes in, and a finite number comes out: their inf or nan has another origin. A softmax of -inf alone is nan."""
 
+_NEGATIVE = (*_CONSTANTS, *_SOFTMAX)
+"""Of these, -inf alone is a mask: a number of Python's may have been computed, and the log of a softmax is never inf."""
+
 _LOGS = ("log", "log2", "log10", "log_")
 """A log of zeros is a usual way to make a mask of -inf."""
+
+_WRITES = (
+    *("masked_fill", "masked_fill_", "where", "full", "full_like", "new_full", "fill", "fill_", "scalar_tensor"),
+    *("index_fill", "index_fill_", "fill_diagonal_", "constant_pad_nd"),
+)
+"""The operators by which code writes an inf that it means: a mask of actions, classes or words."""
 
 _ATTENDS = "_scaled_dot_product"
 
@@ -59,7 +68,7 @@ class Repeated(NamedTuple):
     ``recurred``: None if that is not known; ``note`` then says why. ``given`` is a bad tensor that was there before, and
     ``operator`` then the first one that read it. ``modules`` are those in which the operator ran, the innermost first.
     ``is_late``: it was stopped because of the time. ``grad``: it ran with gradients enabled. ``communicates``: it was stopped
-    before a collective.
+    before a collective. ``is_meant``: all that was bad is inf of one sign that the code itself has written.
     """
 
     operator: Operator | None = None
@@ -70,6 +79,7 @@ class Repeated(NamedTuple):
     is_late: bool = False
     grad: bool = False
     communicates: bool = False
+    is_meant: bool = False
 
 
 UNKNOWN = Repeated()
@@ -170,7 +180,26 @@ class Repetition(Careful):
         if not origins:
             return None
         first = min(origins, key=lambda origin: (origin.rank, origin.order))
-        return Repeated(first.operator, first.given, recurred=True, modules=first.modules)
+        is_meant = self._are_meant(bad, origins)
+        return Repeated(first.operator, first.given, recurred=True, modules=first.modules, is_meant=is_meant)
+
+    def _are_meant(self, bad: list[Tensor], origins: list[_Origin]) -> bool:
+        """Whether an inf was written by the code, or is a mask of -inf that it holds: no number has become so large."""
+        if any(value.is_complex() or state_of_tensor(value) is not State.INF for value in bad):
+            return False
+        is_positive = any(map(_has_positive_inf, bad))
+        if is_positive and any(bool(torch.isneginf(values_of(value)).any()) for value in bad):
+            return False
+        fed = {storage_of(value) for value in tensors([self._forward.args, self._forward.kwargs])}
+        for origin in origins:
+            operator, given = origin.operator, origin.given
+            name = operator.title.rpartition(".")[2] if operator is not None else ""
+            if given is not None:
+                if is_positive or storage_of(given) in fed or isinstance(given, nn.Parameter):
+                    return False
+            elif origin.rank is not _Rank.CONSTANT or not (name in _WRITES or (not is_positive and name in _NEGATIVE)):
+                return False
+        return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -221,7 +250,10 @@ class Repetition(Careful):
         ):
             return origins
         if name in _ABSORB and not any(_has_positive_inf(value) for _, value in bad):
-            return (self._made(_Rank.HARD, func, inputs, output, masked=name in _SOFTMAX),)
+            # The log of a softmax is -inf where a mask is.
+            is_mask = state is State.INF and all(origin.rank is _Rank.CONSTANT for origin in origins)
+            rank = _Rank.CONSTANT if is_mask else _Rank.HARD
+            return (self._made(rank, func, inputs, output, masked=name in _SOFTMAX),)
         if name.startswith(_ATTENDS) and all("mask" in label or "bias" in label for label, _ in bad):
             return (self._made(_Rank.HARD, func, inputs, output, masked=True),)
         if state is State.NAN:

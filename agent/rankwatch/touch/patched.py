@@ -15,7 +15,8 @@ log = logging.getLogger(__name__)
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 """Makes the wrapper of a function."""
 
-_MARK = "_rankwatch"
+OURS = "_rankwatch"
+"""The attribute of a function of ours that is in the place of another one."""
 
 
 def patch(holder: Any, name: str, wrap: Wrap) -> None:
@@ -24,10 +25,10 @@ def patch(holder: Any, name: str, wrap: Wrap) -> None:
     A method that a class has from its parent, where it is wrapped, is not wrapped again.
     """
     original = getattr(holder, name, None)
-    if original is None or hasattr(original, _MARK):
+    if original is None or hasattr(original, OURS):
         return
     wrapper = functools.wraps(original)(wrap(original))
-    setattr(wrapper, _MARK, True)
+    setattr(wrapper, OURS, True)
     try:
         setattr(holder, name, wrapper)
     except (AttributeError, TypeError) as error:  # private, so it may change

@@ -4,8 +4,11 @@ A module that is called may be a part of a model whose own forward is never call
 Then the whole model is watched. A module in eval mode is trained if an optimizer has a parameter of it.
 
 The finder wraps ``nn.Module.__call__``, but only up to the call of an outermost module: while that runs, torch is unchanged,
-as torch.compile needs it. When the model begins its third batch, the finder stops, until another optimizer is made; only
-the watch's own hooks remain.
+as torch.compile needs it. When the model begins its third batch, the finder stops, until another optimizer is made, or steps
+that no watched model knows; only the watch's own hooks remain.
+
+A process may train one model after another: folds, a grid of options. The watch of a model that others have followed gives its
+place up, and its run has finished. Where all places are taken by models that train, nothing further is looked for.
 """
 
 from __future__ import annotations
@@ -20,13 +23,13 @@ from functools import wraps
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import get_worker_info
 
 from ..api.drop_in import remove_their_detector
-from ..api.registry import is_left, open_watches
+from ..api.registry import is_left, leave, open_watches
 from ..api.watch import watch
 from ..api.watch_object import Watch
 from ..errors import RankwatchError
@@ -35,7 +38,7 @@ from ..measure.modules import unwrap
 from ..shared.types.config import Policy
 from ..touch.patched import remove_our_frame
 from ..touch.stack import outwards
-from ..touch.torch_private import is_tracing
+from ..touch.torch_private import is_tracing, shard_of
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +46,11 @@ LOOKED_AT = 3
 """Batches of the first model, after which all others, of a GAN say, were called as well."""
 
 MAX_MODELS = 4
-"""Further models are not watched: the script calls each layer separately."""
+"""Watched at a time. Further ones that train with these are not watched: the script calls each layer separately."""
+
+
+FEW_STEPS = 128
+"""A copy of a watched model that is trained for no more is for a trial: of learning rates, mostly, until the loss is inf."""
 
 
 class Finder:
@@ -56,13 +63,20 @@ class Finder:
         self._is_inside = False
         self._first: weakref.WeakKeyDictionary[Watch, int] = weakref.WeakKeyDictionary()
         """Of the models that were found, the one whose batches count, and the batch in which it was then."""
+        self._then: weakref.WeakKeyDictionary[Watch, dict[int, int]] = weakref.WeakKeyDictionary()
+        """At which batch each watch was, by ``id``, when this one was made."""
+        self._followed: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+        """Models that gave their place up. They get none again: clients that train in turn would end a run at each turn."""
+        self._copies: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+        """The copies of watched models, with the steps of their optimizers."""
         self._is_crowded = False
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._have_stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
     def start(self) -> None:
-        """Looks until the models are found, and again when an optimizer is made: another training may begin."""
+        """Looks until the models are found, and again when an optimizer is made or is new: another training may begin."""
         self._look_again()
+        self.after_steps = register_optimizer_step_post_hook(self._after_step)
         init = Optimizer.__init__
 
         @wraps(init)
@@ -81,18 +95,16 @@ class Finder:
         if self._is_looking:
             return
         self._first.clear()
-        self._is_looking, self._is_crowded = True, False
+        self._is_looking = True
         if nn.Module.__call__ is not self._call:  # the script has wrapped it; its wrapper stays
             self._call = nn.Module.__call__
             self._hook = self._make_hook()
         nn.Module.__call__ = self._hook  # type: ignore[method-assign]
-        self._after_steps = register_optimizer_step_post_hook(self._after_step)
 
     def stop(self) -> None:
         self._is_looking = False
         if nn.Module.__call__ is self._hook:
             nn.Module.__call__ = self._call  # type: ignore[method-assign]
-        self._after_steps.remove()
 
     def _make_hook(self) -> Callable[..., Any]:
         call = self._call
@@ -132,7 +144,7 @@ class Finder:
         if not torch.is_grad_enabled() or is_traced or get_worker_info() is not None:
             return
         root = unwrap(module)
-        if is_left(root) or not (module.training or _has_parameter_of(root, *self._optimizers)):
+        if is_left(root) or self._is_on_trial(root) or not (module.training or _has_parameter_of(root, *self._optimizers)):
             return
         ours = list(open_watches())
         if not all(one.is_automatic for one in ours):
@@ -144,8 +156,14 @@ class Finder:
         if first is not None and _is_part(root, first.root):
             # The batch of a forward is counted when it begins, after this; that of a part has begun with another one.
             if first.batch - self._first[first] >= LOOKED_AT - (root is first.root):
-                self._stop_after_all()
-        elif any(one.requires_grad for one in root.parameters()) and not any(_is_part(root, watch.root) for watch in ours):
+                self.stop()
+        elif any(map(_is_trainable, root.parameters())) and not any(_is_part(root, watch.root) for watch in ours):
+            if root in self._followed:
+                self._give_up()
+                return
+            if any(one.has_trained and _is_copy(root, one.root) for one in ours) and root not in self._copies:
+                self._copies[root] = 0
+                return
             if calling_stage(module) is None:
                 whole = _whole(root)
                 module, root = (module, root) if whole is root else (whole, whole)
@@ -154,26 +172,29 @@ class Finder:
             self._close_parts(root)
             self._watch(module)
 
-    def _stop_after_all(self) -> None:
-        self.stop()
-        if self._is_crowded:
-            log.warning(
-                "rankwatch: more than %d models are trained in this process; further ones are not watched", MAX_MODELS
-            )
-
     def _close_parts(self, root: nn.Module) -> None:
         """Closes the watches of the root's parts: a model may call its layers while it is made, to learn their shapes."""
         for part in (one for one in open_watches() if _is_part(one.root, root)):
             part.close()
             self._first.clear()
-            self._is_crowded = False
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Finds a model that only a compiled function calls, by its optimizer, one batch late: no call of it is seen."""
-        has_its_own = "zero_grad" in vars(optimizer)  # the script's
-        if has_its_own or optimizer in self._have_stepped or any(open_watches()):
+        """The first step of an optimizer that no watched model knows: another training may have begun.
+
+        A model that only a compiled function calls is found by its optimizer, one batch late: no call of it is seen.
+        """
+        for copy in [copy for copy in self._copies if _has_parameter_of(copy, optimizer)]:
+            self._copies[copy] += 1
+            if self._copies[copy] == FEW_STEPS:
+                self._look_again()
+        if optimizer in self._have_stepped:
             return
         self._have_stepped.add(optimizer)
+        ours = list(open_watches())
+        if not self._is_looking and ours and not any(_has_parameter_of(one.root, optimizer) for one in ours):
+            self._look_again()
+        if not self._is_looking or ours or "zero_grad" in vars(optimizer):  # it is the script's
+            return
         zero_grad = optimizer.zero_grad
 
         # Not here: torch iterates over the hooks of optimizers, and a watch adds its own.
@@ -198,16 +219,69 @@ class Finder:
         root = unwrap(module)
         if isinstance(root, torch.jit.ScriptModule):
             log.warning("rankwatch: a scripted module takes no hooks and is not watched")
+            leave(root)
             return
-        if sum(1 for _ in open_watches()) == MAX_MODELS:
-            self._is_crowded = True  # no warning yet: a model that contains these may follow
+        if not self._make_room():
+            self._give_up()
             return
         # With the Trainer's --debug underflow_overflow, ours replaces its detector, with the same policy.
         policy = Policy.STRICT if remove_their_detector(root) and "RANKWATCH_POLICY" not in os.environ else Policy.FIRST
         found = watch(calling_stage(module) or module, first_batch=first_batch, policy=policy)
-        found.is_automatic = True
+        found.be_automatic()
+        self._then[found] = {id(one): one.batch for one in open_watches()}
         if not self._first:
             self._first[found] = found.batch
+
+    def _is_on_trial(self, root: nn.Module) -> bool:
+        return self._copies.get(root, FEW_STEPS) < FEW_STEPS
+
+    def _give_up(self) -> None:
+        self.stop()
+        if not self._is_crowded:
+            log.warning("rankwatch: more than %d models train in this process; further ones are not watched", MAX_MODELS)
+        self._is_crowded = True
+
+    def _make_room(self) -> bool:
+        """Whether there is a place for one more watch. If need be, one whose training others have followed gives its own up."""
+        are_open = set(open_watches())
+        ours = [one for one in self._then if one in are_open]  # the first one first, on all ranks alike
+        if len(are_open) < MAX_MODELS:
+            return True
+        untrained = (one for one in ours if not (one.has_trained or _has_parameter_of(one.root, *self._optimizers)))
+        followed = (one for one in ours if self._is_followed(one, ours))
+        leaving = next(untrained, None) or next(followed, None)
+        if leaving is None:
+            return False
+        if leaving.has_trained:
+            self._followed.add(leaving.root)
+        leaving.close()
+        return True
+
+    def _is_followed(self, one: Watch, ours: list[Watch]) -> bool:
+        """Whether a model has had no batch since another one's training began."""
+        batches = {other: self._then.get(other, {}) for other in ours}
+        return any(
+            then.get(id(one)) == one.batch and other.batch - then[id(other)] >= LOOKED_AT
+            for other, then in batches.items()
+            if other is not one and id(other) in then
+        )
+
+
+def _is_trainable(parameter: nn.Parameter) -> bool:
+    """A parameter on the meta device has no values: its forward only learns shapes, or counts operations."""
+    return parameter.requires_grad and not parameter.is_meta
+
+
+def _is_copy(module: nn.Module, of: nn.Module) -> bool:
+    """Whether a module has the class and the weights of another one, which is trained: nothing else makes weights alike."""
+    if type(module) is not type(of):
+        return False
+    own, its = ([shard_of(one) for one in each.parameters()] for each in (module, of))
+    return len(own) == len(its) and all(map(_are_equal, own, its))
+
+
+def _are_equal(one: Tensor, other: Tensor) -> bool:
+    return (one.shape, one.device, one.dtype) == (other.shape, other.device, other.dtype) and torch.equal(one, other)
 
 
 def _is_part(module: nn.Module, of: nn.Module) -> bool:

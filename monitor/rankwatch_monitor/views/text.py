@@ -95,7 +95,8 @@ def _render_ending(report: Report, record: str, stack_lines: int | None) -> str:
         unheard = f"; never connected: {name_ranks(missing)}" if missing else ""
         faults = "".join(f"\n  but {_name(report, row.rank)} {row.farewell}" for row in report.ranks if row.farewell)
         clean = "no inf or nan" if not report.gaps else "no inf or nan was reported, but not all of it is on record"
-        head = f"run {report.run} finished: {_ranks(report)}, {batches}, {clean}{unheard}{faults}"
+        known = "not watched to its end" if faults else clean
+        head = f"run {report.run} finished: {_ranks(report)}, {batches}, {known}{unheard}{faults}"
         is_calm = report.course is not None and not report.desync
         noticed = notice_fields(report) or ([("noticed", "nothing")] if is_calm else [])
         lapses = [*_lapses(report), *stalls.fields(report, stack_lines)]

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import copy
 import gc
+import io
 import logging
 import math
-import pickle
 import weakref
+import zipfile
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx import symbolic_trace
 from torch.nn.modules.module import _global_module_registration_hooks, register_module_module_registration_hook
 
 import rankwatch
@@ -210,10 +213,45 @@ def test_an_error_of_ours_is_logged_once_and_the_training_goes_on(
         model(ones())
 
 
-def test_a_pickled_model_loads_without_rankwatch() -> None:
-    model = nn.Sequential(nn.Linear(4, 4))
-    watched(model)
-    assert b"rankwatch" not in pickle.dumps(model)
+def compiled_in_place(model: nn.Module) -> nn.Module:
+    wrapper = nn.DataParallel(model)
+    wrapper.compile(backend="eager")
+    return wrapper
+
+
+@pytest.mark.parametrize("wrap", [nn.DataParallel, torch.compile, compiled_in_place])
+def test_a_watch_keeps_no_wrapper_alive(wrap: Callable[[nn.Module], nn.Module]) -> None:
+    """A training may wrap its model anew, and the reducer of the DDP before would go on."""
+    model = model_of()
+    wrapper = wrap(model)
+    watched(wrapper, gradients=True, fingerprints=1)
+    before = weakref.ref(wrapper)
+    optimizer = sgd(model)
+    model(ones()).sum().backward()
+    optimizer.step()
+    del wrapper
+    gc.collect()
+    assert before() is None
+
+
+@pytest.mark.parametrize("wrap", [lambda model: model, symbolic_trace, torch.compile], ids=["plain", "fx", "compiled"])
+def test_a_saved_or_copied_model_is_as_without_a_watch(wrap: Callable[[nn.Module], nn.Module]) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+    model[1].register_forward_hook(print, with_kwargs=True, always_call=True)
+    model = wrap(model)
+
+    def saved(module: nn.Module) -> bytes:
+        file = io.BytesIO()
+        torch.save(module, file)
+        return zipfile.ZipFile(file).read("archive/data.pkl")
+
+    def made() -> list[Any]:
+        copies = copy.deepcopy(model), copy.copy(model)
+        return [*map(saved, (model, *copies, *model.children())), [one._forward_hooks for one in copies[0].modules()]]
+
+    bare = made()
+    watched(model, fingerprints=1, gradients=True)
+    assert made() == bare
 
 
 def test_a_watched_model_that_goes_while_torch_walks_through_its_hooks_disturbs_nobody() -> None:

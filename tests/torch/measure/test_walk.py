@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rankwatch.measure.walk import MAX_LEAVES, leaves
+from rankwatch.measure.walk import MAX_LEAVES, flatten, leaves
 
 Pair = namedtuple("Pair", "left right")
 
@@ -30,6 +30,34 @@ class ModelOutput(OrderedDict[str, Any]):
         self["logits"] = self.logits
 
 
+class Rows(dict[str, Any]):
+    """Like a TensorDict: a mapping of keys that iterates over its rows, and has no truth value."""
+
+    def __bool__(self) -> bool:
+        raise RuntimeError
+
+    def __iter__(self) -> Any:
+        return iter([Rows()])
+
+
+class Unread(dict[str, Any]):
+    """Its values are made when they are asked for, and this one's cannot be."""
+
+    def __getitem__(self, key: str) -> Any:
+        raise OSError
+
+
+@dataclasses.dataclass
+class Lazy:
+    hidden: dataclasses.InitVar[Any]
+    cache: Any = 1
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "cache":
+            raise ValueError
+        return super().__getattribute__(name)
+
+
 @pytest.mark.parametrize(
     ("value", "labels"),
     [
@@ -45,10 +73,17 @@ class ModelOutput(OrderedDict[str, Any]):
         ([], ["output"]),
         ({"past": {}}, ["output[past]"]),
         (Record, ["output"]),
+        (Rows(past=Rows(key=1), x=2), ["output[past][key]", "output[x]"]),
+        ({"past": Rows(), "x": 2}, ["output[past]", "output[x]"]),
+        ((Unread(x=1), 2), ["output[0]", "output[1]"]),
+        ([Lazy(1), 2], ["output[0]", "output[1]"]),
     ],
 )
 def test_labels(value: Any, labels: list[str]) -> None:
     assert [label for label, _ in leaves(value, "output")] == labels
+    found: list[Any] = []
+    flatten(value, found)
+    assert len(found) == len(labels)
 
 
 def test_cycles_and_very_wide_values_are_bounded() -> None:

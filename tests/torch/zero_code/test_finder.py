@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import logging
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,8 +23,8 @@ import rankwatch
 from jobs import is_ours
 from notebook import learn, sgd, take_step
 from rankwatch.api.registry import open_watches
-from rankwatch.errors import UsageError
-from rankwatch.zero_code.finder import LOOKED_AT, MAX_MODELS, Finder
+from rankwatch.errors import OverflowDetected, UsageError
+from rankwatch.zero_code.finder import FEW_STEPS, LOOKED_AT, MAX_MODELS, Finder
 
 CALL = nn.Module.__call__
 
@@ -48,6 +50,7 @@ def finder() -> Iterator[Finder]:
     finder.start()
     yield finder
     finder.stop()
+    finder.after_steps.remove()
     Optimizer.__init__ = init  # type: ignore[method-assign]
     for watch in open_watches():
         watch.close()
@@ -207,13 +210,87 @@ def test_a_model_takes_over_from_the_layers_it_called_as_it_was_made() -> None:
 
 def test_a_script_that_calls_each_layer_by_itself_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
     layers = [nn.Linear(2, 2) for _ in range(MAX_MODELS + 3)]
-    for _ in range(LOOKED_AT):
-        assert nn.Module.__call__ is not CALL
+    optimizer = torch.optim.SGD([one for layer in layers for one in layer.parameters()], lr=0.1)
+    for _ in range(2 * LOOKED_AT):
         for layer in layers:
-            layer(torch.ones(2))
-    assert watched() == set(layers[:MAX_MODELS])
-    assert nn.Module.__call__ is CALL
-    assert f"more than {MAX_MODELS} models are trained in this process" in caplog.text
+            layer(torch.ones(2)).sum().backward()
+        assert watched() == set(layers[:MAX_MODELS])
+        assert nn.Module.__call__ is CALL
+        optimizer.step()
+    assert caplog.text.count(f"more than {MAX_MODELS} models train in this process") == 1
+
+
+@pytest.mark.parametrize("is_made_before", [False, True])
+def test_of_models_that_are_trained_one_after_another_all_are_watched(is_made_before: bool) -> None:
+    made = [(model := Net(), sgd(model)) for _ in range(2 * MAX_MODELS)] if is_made_before else []
+    for number in range(2 * MAX_MODELS):
+        model, optimizer = made[number] if is_made_before else (model := Net(), sgd(model))
+        made.append((model, optimizer))
+        for _ in range(LOOKED_AT + 1):
+            learn(model(torch.ones(2)).sum(), optimizer)
+        assert model in watched()
+        assert nn.Module.__call__ is CALL
+    assert len(watched()) == MAX_MODELS
+
+
+def test_a_model_that_is_trained_in_turn_with_many_others_is_watched_for_its_first_turn(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clients = [Net() for _ in range(2 * MAX_MODELS)]
+    for turn in range(3):
+        for model in clients:
+            optimizer = sgd(model)
+            for _ in range(LOOKED_AT + 1):
+                learn(model(torch.ones(2)).sum(), optimizer)
+            assert model in watched() or turn
+            assert nn.Module.__call__ is CALL
+        assert watched() == set(clients[-MAX_MODELS:])
+    assert caplog.text.count("further ones are not watched") == 1
+
+
+def test_a_copy_that_is_trained_for_a_few_steps_is_not_watched() -> None:
+    """As a trial of learning rates does, which ends when the loss is inf."""
+    model = Net()
+    optimizer = sgd(model)
+    for _ in range(LOOKED_AT + 1):
+        learn(model(torch.ones(2)).sum(), optimizer)
+    trial = copy.deepcopy(model)
+    steps = sgd(trial)
+    trial(torch.full((2,), math.nan))
+    for _ in range(FEW_STEPS):
+        assert watched() == {model}
+        learn(trial(torch.ones(2)).sum() * 0.0, steps)
+    with pytest.raises(OverflowDetected):  # by now it is a training of its own
+        trial(torch.full((2,), math.nan))
+    assert watched() == {model, trial}
+
+
+@pytest.mark.parametrize("garbage", [math.nan, math.inf, 1e38])
+def test_what_was_no_data_before_the_training_is_not_judged(garbage: float) -> None:
+    """A tool that counts operations has the model read memory that nobody has written."""
+    model = Net().to(torch.bfloat16 if garbage == 1e38 else torch.float32)
+    if garbage == 1e38:
+        nn.init.constant_(model.second.weight, 1e3)
+    model(torch.full((2,), garbage, dtype=model.first.weight.dtype))
+    model.first(torch.full((2,), garbage, dtype=model.first.weight.dtype))
+    optimizer = sgd(model)
+    for _ in range(3):
+        learn(model(torch.ones(2, dtype=model.first.weight.dtype)).sum(), optimizer)
+    with pytest.raises(OverflowDetected, match="output: nan"):
+        model(torch.full((2,), math.nan, dtype=model.first.weight.dtype))
+
+
+def test_the_first_batch_is_judged_once_there_is_an_optimizer() -> None:
+    model = Net()
+    optimizer = sgd(model)
+    with pytest.raises(OverflowDetected, match="output: nan"):
+        model(torch.full((2,), math.nan))
+    optimizer.zero_grad()
+
+
+def test_a_model_without_values_is_not_watched() -> None:
+    Net().to("meta")(torch.ones(2, device="meta"))
+    assert not watched()
 
 
 def test_automatic_discovery_is_off_in_a_script_that_calls_watch() -> None:

@@ -13,7 +13,7 @@ import rankwatch
 from models import Calls
 from trainings.case import Training
 from trainings.parts import BAD, INF, NAN, Gain, Root, Scaled, chain, fed, put, trained, turned
-from trainings.truths import BATCHES, hostile
+from trainings.truths import BATCHES, healthy, hostile
 
 LAST = BATCHES - 1
 
@@ -70,6 +70,23 @@ class Sample:
     name: str
 
 
+class Columns(dict[str, Tensor]):
+    """Like a TensorDict: a mapping without a truth value, that iterates over its rows."""
+
+    def __bool__(self) -> bool:
+        raise RuntimeError("no truth value")
+
+    def __iter__(self) -> Any:
+        return (Columns({name: column[row] for name, column in self.items()}) for row in range(4))
+
+
+class Unread(dict[str, Tensor]):
+    """What cannot be walked: its values are read from a file that is closed."""
+
+    def __getitem__(self, key: str) -> Tensor:
+        raise OSError("closed")
+
+
 def contained(forward: Callable[..., Any], call: Callable[[Any, Callable[..., Tensor], int], Any]) -> Training:
     """``call`` feeds the model what is full of ones, and in one batch of nan."""
     model = Root(forward, net=chain())
@@ -88,6 +105,12 @@ hostile("net.0", "data", label="output").each(
 hostile("net.0", "data").each(
     in_a_dataclass=lambda: contained(
         lambda root, sample: root.net(sample.x), lambda model, full, n: model(Sample(full(), "a"))
+    ),
+    in_a_mapping_that_iterates_over_rows=lambda: contained(
+        lambda root, batch: root.net(batch["x"]), lambda model, full, n: model(Columns(x=full()))
+    ),
+    beside_what_cannot_be_walked=lambda: contained(
+        lambda root, x, file: root.net(x), lambda model, full, n: model(full(), Unread(x=full()))
     ),
     by_keyword=lambda: contained(lambda root, x: root.net(x), lambda model, full, n: model(x=full())),
     in_a_list_of_tensors=lambda: contained(
@@ -275,3 +298,71 @@ def an_overflow_beside_infinite_bounds() -> Training:
         first=nn.Linear(4, 4),
         head=Scaled(),
     )
+
+
+# --- an inf that the code writes ------------------------------------------------------------------------------------------
+
+
+class Actions(nn.Linear):
+    """Some of the actions are not allowed: ``write`` puts an inf in their place."""
+
+    def __init__(self, write: Callable[[Actions, Tensor], Tensor]) -> None:
+        super().__init__(8, 5)
+        self.write = write
+        self.allowed = torch.tensor([True, True, True, False, False])
+        self.register_buffer("mask", torch.full((5,), -INF).masked_fill(self.allowed, 0.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.write(self, super().forward(x))
+
+
+def assigned(scores: Tensor, at: Any) -> Tensor:
+    scores = scores.clone()
+    scores[:, at] = -INF
+    return scores
+
+
+def masking(
+    write: Callable[[Actions, Tensor], Tensor], *after: nn.Module, spoil: Callable[[Any], object] = lambda model: None
+) -> Training:
+    model = Root(lambda root, x: root.after(root.head(x)), head=Actions(write), after=nn.Sequential(*after))
+
+    def step(number: int) -> Tensor:
+        if number == BAD:
+            spoil(model)
+        return nn.functional.cross_entropy(model(torch.randn(4, 8)), torch.tensor([0, 1, 2, 0]))
+
+    return trained(model, step)
+
+
+def filled(head: Actions, scores: Tensor) -> Tensor:
+    return scores.masked_fill(~head.allowed, -INF)
+
+
+healthy().each(
+    actions_that_are_filled=lambda: masking(filled),
+    actions_that_are_filled_with_a_tensor=lambda: masking(lambda p, z: z.masked_fill(~p.allowed, torch.tensor(-INF))),
+    actions_that_are_chosen=lambda: masking(lambda p, z: torch.where(p.allowed, z, -INF)),
+    actions_that_are_chosen_from_a_tensor=lambda: masking(lambda p, z: torch.where(p.allowed, z, torch.full_like(z, -INF))),
+    actions_that_are_assigned=lambda: masking(lambda p, z: assigned(z, ~p.allowed)),
+    the_last_actions_that_are_assigned=lambda: masking(lambda p, z: assigned(z, slice(3, None))),
+    actions_to_which_a_buffer_is_added=lambda: masking(lambda p, z: z + p.mask),
+    actions_that_are_put_behind_others=lambda: masking(lambda p, z: nn.functional.pad(z[:, :3], (0, 2), value=-INF)),
+    actions_whose_logarithms_are_returned=lambda: masking(lambda p, z: filled(p, z).log_softmax(-1)),
+    actions_that_go_through_modules=lambda: masking(filled, nn.Identity(), nn.LogSoftmax(-1), nn.Identity()),
+    costs_of_actions=lambda: masking(lambda p, z: -filled(p, z), Calls(lambda costs: -costs)),
+)
+healthy(check="batch").each(actions_that_are_judged_at_the_end=lambda: masking(filled, nn.LogSoftmax(-1)))
+healthy(check="async").each(actions_that_are_judged_later=lambda: masking(filled, nn.LogSoftmax(-1)))
+healthy(every=4).each(actions_between_full_batches=lambda: masking(filled, nn.LogSoftmax(-1)))
+
+hostile("after.0", "upstream", says="the code writes an inf into the output of head").each(
+    a_nan_that_is_made_of_a_written_inf=lambda: masking(filled, Scaled(), spoil=lambda p: setattr(p.after[0], "gain", 0.0)),
+)
+hostile("", "invalid", label="loss", says="the code writes an inf").each(
+    no_action_is_left=lambda: masking(filled, spoil=lambda model: model.head.allowed.fill_(False)),
+)
+hostile("head", "overflow", ("inf", "nan"), batch=0).each(
+    an_overflow_beside_written_infs=lambda: masking(lambda p, z: filled(p, (z * 1e20).exp())),
+)
+hostile("head", "overflow", "inf", batch=0, policy="strict").each(a_written_inf_under_strict=lambda: masking(filled))

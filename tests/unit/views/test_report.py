@@ -263,6 +263,15 @@ def test_unrecorded_batches_and_refused_peers_are_reported() -> None:
     )
 
 
+def test_a_run_whose_watch_was_off_is_not_said_to_be_without_a_nan() -> None:
+    whole = report(None, Outcome.FINISHED)
+    rows = [replace(row, farewell="switched itself off in batch 3" if row.rank == 2 else "") for row in whole.ranks]
+    head, fault = as_text.render(replace(whole, ranks=tuple(rows))).splitlines()
+    assert head == "rankwatch: run train-0 finished: 8 ranks, 150 batches, not watched to its end"
+    assert "rank 2 of 8" in fault
+    assert fault.endswith("switched itself off in batch 3")
+
+
 NEAR, FAR = notice(module="wo"), notice(module="wi", growth=0.25)
 ZEROS = notice(NoticeKind.ZEROS, module="wi", label="weight.grad", since=4, value=0.5, growth=0.1)
 NOTICES = tuple(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from typing import Any, Protocol
+from weakref import ref
 
 from torch import nn
 
@@ -44,6 +45,8 @@ class CompiledEntry:
         self._returned = listener.compiled_returned
         self._root = unwrap(model)
         self._undo: list[Callable[[], None]] = []
+        self._entered: Callable[[], Any] = lambda: None
+        """The module whose calls are seen. It may be a wrapper that the training replaces, so that it must not be kept alive."""
         self._looks = 0
         for module in wrapped_in(model):
             if "_orig_mod" in module._modules:
@@ -58,10 +61,11 @@ class CompiledEntry:
             self._look_again()
 
     def _wrapped(self, wrapper: nn.Module, module: nn.Module) -> None:
-        if not self._undo and unwrap(module) is self._root:
+        if self._entered() is None and unwrap(module) is self._root:
+            self._entered = ref(wrapper)
             before = wrapper.register_forward_pre_hook(OutsideOfGraph(self._given), with_kwargs=True)
             after = wrapper.register_forward_hook(OutsideOfGraph(self._forward_ends), always_call=True)
-            self._undo += [before.remove, after.remove]
+            self._undo[:] = [before.remove, after.remove]
 
     def _forward_ends(self, args: Any, output: Any) -> None:
         self._returned(output)
@@ -80,11 +84,11 @@ class CompiledEntry:
                 self._wrapped(caller, caller)
 
     def _look_at(self, module: nn.Module) -> None:
-        if not self._undo and getattr(module, "_compiled_call_impl", None) is not None:
+        if self._entered() is None and getattr(module, "_compiled_call_impl", None) is not None:
             self._replace_call(module)
 
     def _replace_call(self, module: Any) -> None:
-        original = module._compiled_call_impl
+        original, entered = module._compiled_call_impl, ref(module)
         given, returned = self._given, self._returned
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -98,13 +102,16 @@ class CompiledEntry:
             return output
 
         never_compile(call)
+        call.original = original  # type: ignore[attr-defined]  # it refers to the module
         module._compiled_call_impl = call
+        ours = ref(call)
 
         def undo() -> None:
-            if module._compiled_call_impl is call:
-                module._compiled_call_impl = original
+            module, call = entered(), ours()
+            if call is not None and module is not None and module._compiled_call_impl is call:
+                module._compiled_call_impl = call.original
 
-        self._undo.append(undo)
+        self._entered, self._undo[:] = entered, [undo]
 
     def remove(self) -> None:
         while self._undo:

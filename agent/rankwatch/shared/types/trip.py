@@ -130,7 +130,7 @@ class Trip:
 
     ``weights`` are the bad weights: the culprit's module's, then those of modules below it, around it, and of all others.
     ``harmless`` are the labels of root inputs that were not finite in good batches either, such as a mask of -inf; those of
-    the culprit's own inputs follow its name and a colon.
+    the culprit's own inputs follow its name and a colon, as do those of its outputs in which the code writes an inf.
     ``collective`` ran in the culprit's module, such as ``all_reduce``: this rank's part of its sum was finite, the sum was
     inf. ``received`` is one whose sum was nan, so that another rank's part was bad. ``changed`` is the module whose finite
     output was changed in place, unseen by autograd, and then was bad as the culprit or its input. All empty: none.

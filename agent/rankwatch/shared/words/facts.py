@@ -78,6 +78,15 @@ def last_finite(trip: Trip) -> Frame | None:
     return None
 
 
+def first_written(trip: Trip) -> Frame | None:
+    """The first frame of the same batch with an inf in its output, which did not trip: the code writes it."""
+    return next((one for one in earlier(trip) if any(map(_is_made_inf, one.readings))), None)
+
+
+def _is_made_inf(reading: Reading) -> bool:
+    return reading.kind in (Kind.OUTPUT, Kind.MARKED) and reading.state is State.INF
+
+
 def _is_tolerated(suspect: Reading, trip: Trip) -> bool:
     """Whether a module of this class had the same non-finite input before, and a finite output (as with a ``-inf`` mask)."""
     if trip.culprit.kind in INPUTS:
@@ -160,7 +169,12 @@ def root_outputs(trip: Trip) -> list[Reading]:
 
 
 def bad_root_outputs(trip: Trip) -> list[Reading]:
-    return [r for r in root_outputs(trip) if r.state in NON_FINITE]
+    """Without those in which the code itself writes an inf."""
+    return [r for r in root_outputs(trip) if r.state in NON_FINITE and not _is_meant(r, trip)]
+
+
+def _is_meant(reading: Reading, trip: Trip) -> bool:
+    return reading.state is State.INF and f":{reading.label}" in trip.harmless
 
 
 def has_moderate_outputs(trip: Trip) -> bool:

@@ -83,6 +83,8 @@ def loss(trip: Trip, why: str = "") -> str:
     """A bad loss that was made from finite outputs."""
     finite = [r.abs_max for r in facts.root_outputs(trip) if r.state is State.FINITE]
     model = "the model's output is not at hand"
+    if not finite and facts.root_outputs(trip):
+        model = "the code writes an inf into the model's output"
     if finite:
         outputs = "output was finite (" if len(finite) == 1 else "outputs were finite (largest "
         model = f"the model's {outputs}abs max {max(finite):.2e})"
@@ -125,6 +127,9 @@ def between(trip: Trip) -> str:
     bad, frame = facts.suspects(trip)[0], facts.last_finite(trip)
     if bad.kind is Kind.MARKED and frame:
         return f"born between {describe_module(frame.spec)}, the last finite frame, and this mark"
+    written = facts.first_written(trip)
+    if written and bad.state is State.INF:
+        return f"{bad.label} was inf, as the code writes an inf into the output of {describe_module(written.spec)}"
     where = f"; the last finite frame before it is {describe_module(frame.spec)}" if frame else ""
     return f"{bad.label} was {bad.state.word} and no watched module made it: it was born between modules{where}"
 

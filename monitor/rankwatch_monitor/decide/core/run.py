@@ -120,7 +120,8 @@ class Run:
     @property
     def stops_siblings(self) -> bool:
         """Whether what ended it ends its processes: then the runs of their other models end because of it."""
-        return self.ending.state.aborts and self.ending.state.outcome in (Outcome.ABORTED, Outcome.STALLED)
+        ending = self.ending.state
+        return ending.aborts and ending.outcome in (Outcome.ABORTED, Outcome.STALLED) and not ending.is_by_sibling
 
     def was_decided_before(self, now: float) -> bool:
         """Whether it was known, at this time, how the run ends."""

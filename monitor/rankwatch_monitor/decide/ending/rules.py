@@ -224,6 +224,11 @@ class Ending:
         """Whether what ranks do now follows from the abort of the other run."""
         return bool(self.sibling) and now - self.sibling_at <= EXCUSED
 
+    @property
+    def is_by_sibling(self) -> bool:
+        """Whether the run was itself only stopped because of the other one."""
+        return bool(self.sibling) and self.reason == _OF_SIBLING.format(sibling=self.sibling)
+
     def decide_as(self, decided: Decided, now: float) -> Ending:
         return replace(self, decided=decided, decided_at=now, aborts=self.aborts or decided.abort)
 

@@ -94,3 +94,17 @@ def test_other_processes_are_left_alone(other: dict[str, Any]) -> None:
     trip(desk)
     leave(desk, 1, 0, "failed", "RuntimeError: Connection closed by peer")
     assert end_of_second(desk)[0] is Outcome.FAILED
+
+
+def test_no_run_is_said_to_be_stopped_by_one_that_was_itself_only_stopped() -> None:
+    desk = two_models()
+    for rank in (0, 1):
+        desk.handle(Received(peer(2, rank), makers.hello(rank, 2, job="job", model=2, start="one")))
+    trip_of = desk.ledger.runs
+    desk.handle(Received(peer(0, 1), messages.Tripped(1, makers.trip())))
+    desk.wait(3.0)
+    leave(desk, 1, 1, "aborted")
+    desk.wait(1.0)
+    leave(desk, 2, 0, "failed", "RuntimeError: Connection closed by peer")
+    desk.end(1)
+    assert [run.report().reason for run in desk.ledger.runs.values()][1:] == [STOPPED, STOPPED]

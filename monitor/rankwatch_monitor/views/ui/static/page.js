@@ -122,7 +122,7 @@ const PAGES = {
       const { report } = body;
       if (!report.verdict) {
         const said = Views.replicas(body.replicas);
-        place.replaceChildren(...[said, h("p", null, body.is_over ? `The run is over (${report.outcome}): no inf or nan was ${report.gaps.length ? "reported, but not all of it is on record" : "found"}. ${report.reason}` : "No inf or nan so far.")].filter(Boolean));
+        place.replaceChildren(...[said, h("p", null, body.is_over ? `The run is over (${report.outcome}): no inf or nan was ${report.ranks.some((row) => row.farewell) ? "reported, but it was not watched to its end" : report.gaps.length ? "reported, but not all of it is on record" : "found"}. ${report.reason}` : "No inf or nan so far.")].filter(Boolean));
         return;
       }
       place.replaceChildren(Views.verdict(report));
