@@ -11,7 +11,7 @@ from typing import Any
 from rankwatch.shared.link import wire
 from rankwatch.shared.link.connection import Connection
 from rankwatch.shared.types import messages
-from rankwatch.shared.types.frame import BEGINNING, NO_STAGE, Moment
+from rankwatch.shared.types.frame import BEGINNING, NO_STAGE, Whereabouts
 from rankwatch.tell.link import Link
 
 
@@ -21,7 +21,7 @@ def link_to(
     world_size: int = 1,
     *,
     job: str = "train",
-    progress: Callable[[], tuple[Moment, str]] = lambda: (BEGINNING, "forward"),
+    progress: Callable[[], Whereabouts] = Whereabouts,
     on_abort: Callable[[messages.Abort], None] = lambda abort: None,
     on_tune: Callable[[messages.Tune], None] = lambda tune: None,
     source: str = "",
@@ -46,9 +46,9 @@ class Rank:
         told: dict[str, Any] = {"progress": self._progress, "on_abort": self._on_abort, "on_tune": self.tunings.append}
         self.link = link_to(connection, rank, world_size, source=source, **told)
 
-    def _progress(self) -> tuple[Moment, str]:
+    def _progress(self) -> Whereabouts:
         self.looks += 1
-        return self.moment, "forward"
+        return Whereabouts(self.moment, "forward", self.moment)
 
     def _on_abort(self, abort: messages.Abort) -> None:
         self.abort = abort

@@ -19,6 +19,7 @@ import msgpack
 
 import makers
 from rankwatch.shared.link import wire
+from rankwatch.shared.link.codec import LATER
 from rankwatch.shared.types import fields, messages
 from rankwatch.shared.types.frame import FrameTable, pack
 from rankwatch.shared.types.notice import NoticeKind
@@ -136,7 +137,7 @@ def fields_broken() -> Iterator[tuple[str, bytes]]:
             for what, wrong in wrong_ones(pick(parts, *path)):
                 if (entry := f"{kind.lower()}.{name}-{what}") not in NOT_BROKEN:
                     yield entry, broken(parts, wrong, *path)
-        yield f"{kind.lower()}.last-field-missing", msgpack.packb(parts[:-1])
+        yield f"{kind.lower()}.last-field-missing", msgpack.packb(parts[: -1 - LATER.get(type(message), 0)])
         yield f"{kind.lower()}.cut-in-the-middle", msgpack.packb(parts)[: len(msgpack.packb(parts)) // 2]
 
 

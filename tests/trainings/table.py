@@ -4,7 +4,7 @@ from typing import Any
 
 from recorded.truths import Healthy
 
-from . import culprits  # noqa: F401  it fills the table
+from . import culprits, schedules  # noqa: F401  they fill the table
 from .agreeing import averaging, data, data_parallel, loops, numbers, own, sharded, tensors, weights, wrapped  # noqa: F401
 from .case import Case, cases
 from .desynced import alone, learned, modes, replicated  # noqa: F401

@@ -18,7 +18,7 @@ from ..rerun.capsule.gpu_name import gpu_of
 from ..shared.link import connection as connections
 from ..shared.system.identity import Identity, unnamed_job
 from ..shared.system.resources import lack
-from ..shared.types.frame import BEGINNING, Moment
+from ..shared.types.frame import Whereabouts
 from ..shared.words.text import describe_rank
 from ..tell import rank_process as seat
 from .registry import open_watches
@@ -63,9 +63,9 @@ class Speaker:
 
     # --- what the link's thread calls ---------------------------------------------------------------------------------
 
-    def where(self) -> tuple[Moment, str]:
+    def where(self) -> Whereabouts:
         watch = self._watch()
-        return (BEGINNING, "idle") if watch is None else watch.where()
+        return Whereabouts() if watch is None else watch.where()
 
     def on_abort(self, abort: messages.Abort) -> None:
         with self._passing_on:

@@ -21,7 +21,7 @@ from ..hook.stage import PipelineStage, module_and_stage
 from ..measure.modules import unwrap
 from ..shared.system.identity import identify
 from ..shared.types.config import Config, is_disabled
-from ..shared.types.frame import NO_STAGE, Moment
+from ..shared.types.frame import NO_STAGE, Whereabouts
 from ..shared.words.text import describe_rank
 from ..tell import rank_process as seat
 from ..tell.abort import is_of_the_network, say, words_of, write_error_file
@@ -224,9 +224,9 @@ class Watch:
 
     # --- what the link's thread calls ---------------------------------------------------------------------------------
 
-    def where(self) -> tuple[Moment, str]:
-        """Where the training thread is: moment and phase. For any thread."""
-        return self._detector.progress.in_stage(self._stage), self._detector.phase
+    def where(self) -> Whereabouts:
+        """Where the training thread is. For any thread."""
+        return self._detector.whereabouts.in_stage(self._stage)
 
     def on_stay(self, seconds: float) -> None:
         """Other ranks hold work, for which this one's end waits."""

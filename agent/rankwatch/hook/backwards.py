@@ -90,5 +90,6 @@ class Backwards:
             return
         self._life.phase = "idle"
         self._steps.count(optimizer)
+        self._life.steps_done = self._steps.number
         if self._steps.of(optimizer) and not self._doors.is_off:
             self._feed.tell(StepDone(optimizer, self._life.position.batch))

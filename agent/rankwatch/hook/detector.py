@@ -27,7 +27,7 @@ from ..measure.tape import Tape
 from ..replicas.fingerprints import FingerprintTaker
 from ..rerun.careful import passed_again
 from ..shared.types.config import Config, Policy
-from ..shared.types.frame import BatchSummary, FrameTable, Moment, Position
+from ..shared.types.frame import BatchSummary, FrameTable, Moment, Position, Whereabouts
 from ..shared.types.tuning import Tuning
 from . import backward
 from .backwards import Backwards
@@ -46,7 +46,7 @@ log = logging.getLogger(__name__)
 
 
 class Detector:
-    """Watches ``model`` until ``remove``. ``progress``, ``phase``, ``obey`` and ``tune`` may be used from other threads.
+    """Watches ``model`` until ``remove``. ``whereabouts``, ``obey`` and ``tune`` may be used from other threads.
 
     An error of ours is logged once and switches the detector off: it never stops a healthy training.
 
@@ -147,8 +147,11 @@ class Detector:
         return self._life.has_trained or self._steps.done > 0
 
     @property
+    def whereabouts(self) -> Whereabouts:
+        return self._life.whereabouts
+
+    @property
     def progress(self) -> Moment:
-        """The moment before which this rank is known to have no trip."""
         return self._life.progress
 
     @property

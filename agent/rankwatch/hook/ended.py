@@ -23,8 +23,7 @@ class EndedDetector:
     def __init__(self, detector: Detector) -> None:
         self._root = weakref.ref(detector.root)
         self.position = detector.position
-        self.progress = detector.progress
-        self.phase = detector.phase
+        self.whereabouts = detector.whereabouts
         self.fault = detector.fault
         self.has_trained = detector.has_trained
         self.optimizer_step = detector.optimizer_step

@@ -39,7 +39,8 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from ..shared.types.frame import NOWHERE, Moment, Position
+from ..shared.bounded import BoundedDict
+from ..shared.types.frame import NOWHERE, Moment, Position, Whereabouts
 from .batch import BatchInProgress, BatchOrigin, BatchPart, BatchState, Gate
 from .events import (
     BackwardReached,
@@ -56,6 +57,12 @@ from .events import (
 
 LOOSE_FRAMES = 256
 """Frames outside of any batch are judged together when this many have come, unless each is judged as it comes."""
+
+MAX_STEPS = 16
+"""Of which the first batch is remembered: what is judged late is of the last one or two."""
+
+MAX_UNREACHED = 1024
+"""Forwards without a backward that are remembered: a training may run any number of them, and never step."""
 
 DIRECT_FRAMES = 4096
 """Frames of direct calls are judged together when this many have come without a backward."""
@@ -120,7 +127,7 @@ class Life:
 
     ``position`` is where this rank is; all before it is known to have run. ``current`` is the batch whose root forward runs, or
     ran last; frames belong to it while ``is_open``. ``is_direct``: direct calls belong to a candidate. ``of_backward`` is the
-    batch whose backward runs, or ran last.
+    batch whose backward runs, or ran last. ``steps_done``: the number of the optimizer step that comes next.
 
     Args:
         sends_at_once: send a forward when it ends, not with its loss.
@@ -143,6 +150,11 @@ class Life:
         self.is_open = False
         self.is_direct = False
         self.of_backward = self.current
+        self.steps_done = 0
+        self._first_batches = BoundedDict[int, int](MAX_STEPS)
+        """By optimizer step, the first batch since the step before."""
+        self._unreached = BoundedDict[int, Moment](MAX_UNREACHED)
+        """The ends of the forwards since the last optimizer step that no backward has reached, by their batches."""
         self._sends_at_once = sends_at_once
         self._root_frame = 0
         """The number of the root's frame in the last forward that was measured in full."""
@@ -168,12 +180,26 @@ class Life:
 
     @property
     def progress(self) -> Moment:
-        """The moment before which this rank is known to have no trip. For any thread."""
+        """The moment before which this rank is known to have no trip, but of a backward that is to come. For any thread."""
         # Read first, and the step before the position: the training thread moves both on. The last batch has the highest step.
-        step = max(batch.optimizer_step for batch in (self.current, self.of_backward, self._candidate or self.current))
+        batches = self.current, self.of_backward, self._candidate or self.current
+        step = max(self.steps_done, *[batch.optimizer_step for batch in batches])
         position = self.position
         unjudged = (self.current, self._candidate or self.loose, self.loose, *self._backwards)
         return self.waiting or self.held or self._first_unjudged(unjudged) or Moment(step, *position)
+
+    @property
+    def whereabouts(self) -> Whereabouts:
+        """For any thread."""
+        moment, backward = self.progress, self.of_backward
+        # Of several forwards with one backward, the one whose backward runs last is mostly the first.
+        runs = [Moment(backward.optimizer_step, *backward.position)] if self.phase == "backward" else []
+        settled = min([moment, *runs, *tuple(self._unreached.values())])
+        return Whereabouts(moment, self.phase, settled, self.first_of_step(moment.step))
+
+    def first_of_step(self, step: int) -> int:
+        """The first batch since the optimizer step before ``step``, or the one that will be."""
+        return self._first_batches.get(step, self.position.batch + 1)
 
     def _first_unjudged(self, batches: Iterable[BatchInProgress]) -> Moment | None:
         # In this order: a part is added to the closed ones before its batch drops it.
@@ -261,6 +287,7 @@ class Life:
         batch = self.of_backward
         if batch not in self._backwards:
             self._backwards.append(batch)
+            self._unreached.pop(batch.position.batch, None)
         batch.add(frame)
         return batch
 
@@ -308,6 +335,7 @@ class Life:
             case StepBegins(steps, _):
                 self.phase = "optimizer"
                 self._awaits_backward = False
+                self._unreached.clear()
                 closing = self._close_direct()
                 self._candidate_part = None
                 return [*closing, *self._settle(steps), Poll(False)]
@@ -368,6 +396,7 @@ class Life:
 
     def _numbered(self, origin: BatchOrigin, steps: Steps) -> BatchInProgress:
         number = self.position.batch + 1
+        self._count_from(number, steps)
         self.position = Position(number, 0, 0)
         traced = number in self.trace_batch_nums
         state = BatchState.BATCH if origin is BatchOrigin.TRAINING else BatchState.RESERVED
@@ -376,9 +405,15 @@ class Life:
 
     def _take_over(self, batch: BatchInProgress, origin: BatchOrigin, steps: Steps) -> BatchInProgress:
         """No backward has reached the candidate: what begins now has its number."""
+        self._count_from(self.position.batch, steps)
         batch.position, batch.optimizer_step = self.position, steps.number
         batch.origin, batch.is_compiled = origin, False
         return batch
+
+    def _count_from(self, number: int, steps: Steps) -> None:
+        """A batch of this number begins."""
+        if steps.number not in self._first_batches:
+            self._first_batches[steps.number] = number
 
     def _begin_eval(self) -> None:
         batch, evaluation, _ = self.position
@@ -388,6 +423,8 @@ class Life:
         batch = self.current
         if batch.is_full and batch.is_streamed and not batch.part.first.frame:
             self._root_frame = batch.position.frame - 1
+        if batch.is_streamed:
+            self._unreached[batch.position.batch] = Moment(batch.optimizer_step, *batch.position)
         self.phase = "backward" if batch.state is BatchState.BATCH else "idle"
         return [Close(self._cut(batch), awaits_loss=batch.is_streamed and not self._sends_at_once)]
 
@@ -408,6 +445,7 @@ class Life:
 
     def begin_backward(self, batch: BatchInProgress) -> None:
         self.of_backward, self.has_trained = batch, True
+        self._unreached.pop(batch.position.batch, None)
         if batch.position is not self.position and batch.position[:2] == self.position[:2]:
             batch.position = self.position = max(batch.position, self.position)
         if batch is self.current:

@@ -23,7 +23,7 @@ from ..measure.tape import PendingRead, Tape
 from ..rerun.forward import RootEntry
 from ..rerun.loss_graph import LossOrigin
 from ..shared.types.config import Config, Policy
-from ..shared.types.frame import BatchSummary, FrameTable, Kind, Moment, Phase, State
+from ..shared.types.frame import BEGINNING, BatchSummary, FrameTable, Kind, Moment, Phase, State
 from ..shared.types.trip import Trip
 from ..shared.types.tuning import Check
 from ..shared.words.sentences import by_operator
@@ -591,6 +591,8 @@ class Settler:
             closeup_within=self._closeup,
             guarded=frame.guarded,
             unfound=frame.unfound,
+            first_of_step=self._life.first_of_step(part.batch.optimizer_step),
+            looked_at=Moment(self._steps.number, *self._life.position) if frame.guarded else BEGINNING,
         )
         self._closeup = 0.0  # one close-up is enough
         readings = [BadReading(rows[row].label, counts[row].nans, counts[row].infs) for row in tripping]

@@ -31,9 +31,9 @@ from ..shared.system.resources import lack
 from ..shared.types import messages
 from ..shared.types.closeup import CloseUp
 from ..shared.types.fingerprint import Fingerprint, FingerprintTable
-from ..shared.types.frame import BatchSummary, FrameTable, Moment
+from ..shared.types.frame import BatchSummary, FrameTable, Moment, Whereabouts
 from ..shared.types.notice import Notice
-from ..shared.types.trip import Trip
+from ..shared.types.trip import MAX_RERUN, Trip
 from .fork import keep_from_children
 from .holds import HOLDS
 from .outbox import Outbox
@@ -59,6 +59,9 @@ SILENT_HEARTBEATS = 3
 
 UNANSWERED = 1.0
 """Seconds without an answer, after which a rank that is not connected reads its connection file again."""
+
+ANSWERS = 2
+"""To a probe: see ``_answers_to``."""
 
 PROBE_INTERVAL = 0.002
 PROBE_SHARE = 0.05
@@ -91,8 +94,8 @@ UNWELCOME = messages.Welcome(run="", heartbeat=1.0, decision_window=0.0, seq=0)
 class Linked(Protocol):
     """A watch, as far as the thread of its link needs it."""
 
-    def where(self) -> tuple[Moment, str]:
-        """Moment and phase of the training thread. For any thread."""
+    def where(self) -> Whereabouts:
+        """Where the training thread is. For any thread."""
 
     def on_abort(self, abort: messages.Abort) -> None:
         """ABORT came. Called once."""
@@ -151,7 +154,10 @@ class Link:
         self._may_go = threading.Event()
 
         self._probe: Moment | None = None
+        self._rerun = 0.0
+        """Seconds for which a verdict on this rank's trip waits for what other ranks run again."""
         self._probed_at = 0.0
+        self._answered = 0
         self._next_hello = 0.0
         self._next_beat = 0.0
         self._wake = Wake()
@@ -193,6 +199,7 @@ class Link:
 
     def send_trip(self, trip: Trip) -> None:
         self._append(lambda seq: messages.Tripped(seq, trip))
+        self._rerun = MAX_RERUN if trip.unfound else 0.0
         if trip.has_closeup and self._online.is_set():  # which would keep this process busy
             self._spool.wait_until_empty(TRIP_TIMEOUT)
 
@@ -212,14 +219,14 @@ class Link:
         """Waits for the run's verdict, with a timeout; returns whether ABORT came."""
         if not self._online.wait(CONNECT_TIMEOUT):
             return False
-        return self._aborted.wait(self._welcome.decision_window + VERDICT_MARGIN)
+        return self._aborted.wait(self._welcome.decision_window + self._rerun + VERDICT_MARGIN)
 
     def close(self, outcome: str, text: str = "") -> None:
         """Sends BYE, waits up to FAREWELL_TIMEOUT for its acknowledgement, and ends the thread."""
         if os.getpid() != self._pid or self._stop:
             return
         self._exit_queue.close()
-        moment, _ = self._watch.where()
+        moment = self._watch.where().moment
         self._append(lambda seq: messages.Bye(seq, outcome, text, moment))
         if self.run and not self.refusal:
             self._spool.wait_until_empty(FAREWELL_TIMEOUT)
@@ -332,11 +339,16 @@ class Link:
         self._outbox.send(partial(self._send, socket))
         if (stacks := self._inspector.take()) is not None:
             self._send(socket, stacks)
-        passed = self._probe is not None and self._watch.where()[0] > self._probe
-        if passed or now >= self._next_beat or bool(HOLDS) != self._was_held:
+        answers = self._answers_to(self._probe) if self._probe is not None else 0
+        if answers > self._answered or now >= self._next_beat or bool(HOLDS) != self._was_held:
             self._send_beat(socket)
             self._next_beat = now + self._welcome.heartbeat
-            self._probe = None if passed else self._probe
+            self._answered, self._probe = answers, None if answers == ANSWERS else self._probe
+
+    def _answers_to(self, probe: Moment) -> int:
+        """How often the probe is answered by now: as its moment is passed, and as all before it is settled."""
+        at = self._watch.where()
+        return (at.moment > probe) + (at.settled > probe)
 
     def _look_for_silence(self, now: float, heard: bool) -> None:
         """What the collector sent is handled by now. It is not silent because this thread did not run."""
@@ -372,9 +384,11 @@ class Link:
         self._send(socket, beat)
 
     def _beat(self) -> messages.Beat:
-        moment, phase = self._watch.where()
-        queued, dropped = len(self._spool), self._spool.dropped
-        return messages.Beat(moment, phase, queued, dropped, time.time(), bool(HOLDS), self._is_orphaned)
+        at, spool = self._watch.where(), self._spool
+        return messages.Beat(
+            at.moment, at.phase, len(spool), spool.dropped, time.time(), bool(HOLDS), self._is_orphaned,
+            at.first_of_step, at.settled,
+        )  # fmt: skip
 
     def _send_last(self, socket: zmq.Socket[bytes]) -> None:
         self._outbox.send(partial(self._send, socket))
@@ -399,7 +413,7 @@ class Link:
         elif isinstance(message, messages.Probe):
             if self._probe is None:
                 self._probed_at = time.monotonic()
-            self._probe = message.moment
+            self._probe, self._answered = message.moment, 0
         elif isinstance(message, messages.Inspect):
             self._inspector.ask(message.number)
         elif isinstance(message, messages.Abort):

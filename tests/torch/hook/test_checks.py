@@ -278,7 +278,7 @@ def test_progress_comes_to_the_end_of_a_clean_training(check: str) -> None:
     optimizer = sgd(model)
     for batch in range(3):
         train(model, optimizer)
-        assert detector.progress == Moment(batch, batch, 0, 4)
+        assert detector.progress == Moment(batch + 1, batch, 0, 4)
 
 
 # --- traces ---------------------------------------------------------------------------------------------------------------

@@ -79,7 +79,7 @@ def test_the_loss_is_the_last_frame_of_its_batchs_forward_in_one_message(check: 
     firsts = [0, 0, 0, 0] if every == 1 else [0, 3, 0, 3]  # between, the root's frame has the number that it always has
     assert [(summary.batch, summary.first_frame) for _, summary in notebook.sent] == list(enumerate(firsts))
     assert [frame.position.frame for frame in notebook.frames(2)] == [0, 1, 2, 3, 4]
-    assert detector.progress == Moment(3, 3, 0, 5)
+    assert detector.progress == Moment(4, 3, 0, 5)  # the step after it is over
 
 
 def test_the_forward_is_sent_with_the_loss_before_the_gradients_go_on() -> None:

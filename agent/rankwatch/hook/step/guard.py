@@ -35,6 +35,7 @@ from ...rerun.careful import Careful, is_compiled
 from ...rerun.limit import Limit
 from ...shared.types.config import Config, Policy
 from ...shared.types.frame import Kind, Phase, ReadingSpec
+from ...shared.types.trip import MAX_RERUN
 from ...shared.types.tuning import Check
 from ...touch.torch_private import active_ddp, without_modes
 from .. import backward
@@ -55,9 +56,6 @@ MAX_BYTES = 256 * 2**20
 """What may be kept alive from one forward to the next, for the sake of the earlier ones."""
 
 ALL_BAD = "so were all others, as clip_grad_norm_ or a bad loss makes them: which one was bad first is not known"
-
-MAX_SECONDS = 30.0
-"""Within which a batch is run again. No rank waits in a collective meanwhile, unless its own is slower."""
 
 Rows = tuple[ReadingSpec, ...]
 
@@ -351,7 +349,7 @@ class Guard:
 
         self._recorder.forget()
         module = run.entry.module
-        ran = run.again(Careful([*module.buffers()], Limit(time.monotonic() + MAX_SECONDS)), watch)
+        ran = run.again(Careful([*module.buffers()], Limit(time.monotonic() + MAX_RERUN)), watch)
         if ran.values is None:
             return f"not run again: {ran.note}"
         known = dict(zip(map(id, module.parameters()), ran.values, strict=True))

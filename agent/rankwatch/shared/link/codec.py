@@ -35,7 +35,8 @@ from ..types.fields import (
 from ..types.fingerprint import MAX_MESHES, FingerprintTable, RankMesh
 from ..types.frame import NO_NORM, BatchSummary, Frame, FrameSpec, FrameTable, Position, State, pack, unpack
 from ..types.gpu import Gpu
-from ..types.trip import Operator
+from ..types.messages import Beat
+from ..types.trip import Operator, Trip
 from ..types.tuning import Tuning
 
 MAX_FRAMES = 200_000
@@ -73,7 +74,7 @@ def field_of(kind: Any) -> Field:
         return one_of(kind)
     array = FieldArray(kind)
     if kind in _OPEN:
-        return Field(array.write, lambda value: array.read_open(check_list(value, len(array), SHORT_ARRAY)))
+        return Field(array.write, lambda value: array.read_open(check_list(value, array.least, SHORT_ARRAY)))
     return Field(array.write, array.read)
 
 
@@ -94,6 +95,7 @@ class FieldArray:
         places = [f"value.{name}" for name in self._names]
         self.write = _compiled("lambda value: [{}]", places, [field.encode for field in fields])
         self._make, self._check = cls, getattr(cls, "check_parts", None)
+        self.least = len(self._names) - LATER.get(cls, 0)
 
     def __len__(self) -> int:
         return len(self._names)
@@ -112,7 +114,10 @@ class FieldArray:
                 found.append(read(part))
         except (ValueError, TypeError, OverflowError) as error:
             raise ValueError(f"{self._names[len(found)]}: {error}") from None
-        return self._make(*found)
+        made = self._make(*found)
+        if self._check is not None:
+            self._check(made)
+        return made
 
 
 def _compiled(form: str, places: Sequence[str], calls: Sequence[Callable[[Any], Any]], **names: Any) -> Any:
@@ -237,8 +242,11 @@ _BY_HAND: dict[Any, Field] = {
 }
 """Classes and fields whose form is not an array of parts."""
 
-_OPEN = frozenset({Gpu, Tuning})
+_OPEN = frozenset({Gpu, Trip, Tuning})
 """Classes to which a newer minor version may append fields."""
+
+LATER = {Beat: 2, Trip: 2}
+"""How many of its last fields an older agent does not send: they have their defaults."""
 
 _RANK = integer(0, MAX_RANKS - 1)
 _POSITION, _SPEC = field_of(Position), field_of(FrameSpec)

@@ -92,7 +92,7 @@ def _decode(data: bytes | memoryview) -> Message:
     array = _ARRAYS.get(kind)
     if array is None:
         return Unknown(printable(kind, MAX_NAME))
-    if len(values) < len(array):
+    if len(values) < array.least:
         raise ProtocolError(f"{kind}: {len(values)} fields instead of {len(array)}")
     try:
         message: Message = array.read_open(values)

@@ -164,6 +164,22 @@ BEGINNING = Moment(0, *NOWHERE)
 """The moment of a rank that has run nothing."""
 
 
+class Whereabouts(NamedTuple):
+    """Where the training thread of a rank is.
+
+    Before ``moment`` it is known to have no trip but of a backward that is to come; before ``settled`` none at all.
+    ``first_of_step`` is the first batch since the optimizer step before ``moment``.
+    """
+
+    moment: Moment = BEGINNING
+    phase: str = "idle"
+    settled: Moment = BEGINNING
+    first_of_step: int = 0
+
+    def in_stage(self, stage: int) -> Whereabouts:
+        return self._replace(moment=self.moment.in_stage(stage), settled=self.settled.in_stage(stage))
+
+
 class Reading(NamedTuple):
     """One measured tensor of a frame."""
 

@@ -158,7 +158,9 @@ class Off:
 class Beat:
     """Rank to collector, every heartbeat, in answer to a probe, and when ``holds`` changes.
 
-    ``holds``: the rank asks an abort to wait. ``orphaned``: the torchrun that started it has ended.
+    ``holds``: the rank asks an abort to wait. ``orphaned``: the torchrun that started it has ended. ``settled`` is the moment
+    before which no backward trips either, and ``first_of_step`` the first batch of the moment's optimizer step; -1: an agent
+    that tells neither.
     """
 
     KIND = "BEAT"
@@ -169,11 +171,14 @@ class Beat:
     time: float
     holds: bool = False
     orphaned: bool = False
+    first_of_step: BatchNumber = -1
+    settled: Moment = BEGINNING
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Collector to rank: send a BEAT as soon as you have passed this moment, or now if you have."""
+    """Collector to rank: send a BEAT as soon as you have passed this moment, or now if you have. Another one once no backward
+    trips before it either."""
 
     KIND = "PROBE"
     moment: Moment

@@ -8,7 +8,11 @@ from typing import Annotated, NamedTuple, TypeAlias
 
 from ..str_enum import StrEnum
 from .fields import MAX_CLOSEUP, MAX_RING, MAX_ROWS, BatchNumber, Items, Shape, integer, number
-from .frame import Frame, Position, Reading
+from .frame import BEGINNING, Frame, Moment, Position, Reading
+
+MAX_RERUN = 30.0
+"""Seconds within which the gradient guard runs a batch again. No rank waits in a collective meanwhile, unless its own is
+slower."""
 
 _Readings: TypeAlias = Annotated[tuple[Reading, ...], Items(MAX_RING)]
 
@@ -140,6 +144,8 @@ class Trip:
     not known where such a gradient came from; empty: this rank ran its batch again, and its own gradient was bad.
     ``closeup_within`` is the seconds within which a CLOSEUP of this trip follows; 0: none does.
     ``bad_since`` is the first of the batches in a row whose bad gradients a loss scaler had absorbed before; -1: none.
+    ``first_of_step`` is the rank's first batch since the last optimizer step; -1: not told. ``looked_at`` is where the rank was
+    as the guard looked at the gradients; BEGINNING: not told.
     """
 
     position: Position
@@ -165,6 +171,8 @@ class Trip:
     closeup_within: Annotated[float, number(0.0, MAX_CLOSEUP)] = 0.0
     guarded: bool = False
     unfound: str = ""
+    first_of_step: BatchNumber = -1
+    looked_at: Moment = BEGINNING
 
     def check_parts(self) -> None:
         if self.frame.position != self.position or self.reading >= len(self.frame.spec.readings):

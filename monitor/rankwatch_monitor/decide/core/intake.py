@@ -70,7 +70,7 @@ class Intake:
         if self.ending.abort.message is not None:
             yield Send(peer, self.ending.abort.message)
         elif self.trips.election.target is not None:
-            yield Send(peer, messages.Probe(self.trips.election.target.moment))
+            yield Send(peer, messages.Probe(self.trips.election.target.passed))
 
     def disconnected(self, number: int, peer: bytes, now: float) -> None:
         """A connection of the rank has ended. The rank may have another one, or reconnect: this alone decides nothing."""
@@ -137,6 +137,8 @@ class Intake:
         if isinstance(message, messages.Beat):
             rank.queued, rank.dropped = message.queued, message.dropped
             rank.advance(message.moment, message.phase)
+            if message.first_of_step >= 0:
+                rank.settle(message.settled, message.moment.step, message.first_of_step)
             yield from self.ending.take_beat(rank, message, now)
             if not self.trips.note_answer(rank):  # a rank that answers an election soon hears how it ends
                 yield Send(rank.peer, rank.receipt())
@@ -192,6 +194,8 @@ class Intake:
         elif isinstance(message, messages.Bye):
             rank.farewell = message.text
             rank.advance(message.moment, rank.phase)
+            if rank.settled is not None:
+                rank.settle(message.moment, *rank.first_of_step)
             self.books.leave(rank, _LEFT_BY.get(message.outcome, RankState.ABORTED))
             yield from self.ending.take(rank, message, now)
         elif isinstance(message, messages.LookedCloser):

@@ -92,12 +92,14 @@ class Died(Finding):
 class Reached(Finding):
     """The moments of the ranks when one of them tripped, or of one rank when it answered the election.
 
-    ``reported`` is each rank's last batch whose whole forward it had reported.
+    ``reported`` is each rank's last batch whose whole forward it had reported. ``settled``, ``first_of_step``: see ``Witness``.
     """
 
     ranks: tuple[int, ...]
     moments: tuple[tuple[int, int, int, int], ...]
     reported: tuple[int, ...]
+    settled: tuple[tuple[int, int, int, int] | None, ...] = ()
+    first_of_step: tuple[tuple[int, int], ...] = ()
 
     def describe(self, rank: int) -> str:
         if rank != NO_RANK:

@@ -51,6 +51,10 @@ class Rank:
     """In what way it is silent; empty while it is heard."""
     progress: Moment = BEGINNING
     phase: str = "idle"
+    settled: Moment | None = None
+    """The moment before which no backward trips either; None: its agent has not told it."""
+    first_of_step: tuple[int, int] = (-1, -1)
+    """An optimizer step, and the first batch since the one before."""
     seq: int = 0
     """The sequence number of its last message that was taken."""
     missed: int = 0
@@ -154,6 +158,8 @@ class Rank:
             self.frames = end
         if self.hello.stage != NO_STAGE:
             step = 0
+        elif step > self.first_of_step[0]:
+            self.first_of_step = step, batch
         if (step, batch, 0, end) > self.progress:
             self.advance(Moment(step, batch, 0, end), "backward")
 
@@ -163,6 +169,13 @@ class Rank:
             if (moment, phase) != (self.progress, self.phase):
                 self.moved_at = self.heard_at
             self.progress, self.phase = moment, phase
+
+    def settle(self, settled: tuple[int, int, int, int] | None, step: int, first: int) -> None:
+        """No backward trips before this moment; ``first`` is the first batch of this step."""
+        if settled is not None and (self.settled is None or settled > self.settled):
+            self.settled = Moment(*settled)
+        if step >= self.first_of_step[0]:
+            self.first_of_step = step, first
 
     def take_trip(self, trip: Trip, now: float) -> None:
         self.trip = trip
@@ -214,7 +227,8 @@ class Rank:
     def witness(self) -> Witness:
         liveness = _LIVE if self.state is _RUNNING else _DONE if self.state is _FINISHED else _GONE
         liveness = _OFF if self.fault else liveness
-        return Witness(liveness, self.progress, self.trip, self.hello.stage, self.reported_batch, self.fault)
+        counted = self.settled, self.first_of_step
+        return Witness(liveness, self.progress, self.trip, self.hello.stage, self.reported_batch, self.fault, *counted)
 
     def row(self) -> RankRow:
         """The rank in a report."""

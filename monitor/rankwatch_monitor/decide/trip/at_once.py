@@ -12,13 +12,9 @@ _SHARED = frozenset({Cause.WEIGHT, Cause.GRADIENT, Cause.REDUCTION})
 """The causes that come to all ranks alike: what was reduced over them, and the weights that were stepped by it."""
 
 
-FROM_OTHERS = 2
-"""The order of a trip whose bad values came from other ranks."""
-
-
 def rank_order(rank: int, trip: Trip) -> tuple[int, int]:
     """The order of ranks that tripped at one moment: those with bad values of their own first, of other ranks last."""
-    return (FROM_OTHERS if trip.is_from_others or trip.unfound else 0 if _has_bad_shard(trip) else 1), rank
+    return (2 if trip.is_from_others or trip.unfound else 0 if _has_bad_shard(trip) else 1), rank
 
 
 def who_has_it(first: int, at_once: Sequence[int], trips: Mapping[int, Trip], cause: Cause) -> list[int]:

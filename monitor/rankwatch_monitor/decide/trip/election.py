@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rankwatch.shared.types.frame import Moment
+from rankwatch.shared.types.frame import NO_STAGE, Moment
+from rankwatch.shared.types.trip import MAX_RERUN
 
 from ..core.rank import Rank
-from .verdict import LogicalTime, Verdict, describe_waiting, elect, is_waited_for
+from .verdict import END, LogicalTime, Verdict, describe_waiting, elect, is_waited_for
 
 
 @dataclass(slots=True)
@@ -29,17 +30,30 @@ class Election:
         """``waiting for ranks 1, 2 to pass frame 7 of batch 3``; empty when no rank is waited for."""
         return describe_waiting(sorted(self._waited_for), self.target) if self.target and self._waited_for else ""
 
+    @property
+    def _limit(self) -> float:
+        """A bad gradient that its own rank has not made is another one's, which may still run its batches again."""
+        return self.window + MAX_RERUN if self.target is not None and self.target.is_unfound else self.window
+
     def is_lowered_by(self, trip: LogicalTime) -> bool:
-        return self.target is None or trip < self.target
+        return self.target is None or trip.order < self.target.order
 
     def aim(self, target: LogicalTime, ranks: Mapping[int, Rank], now: float) -> list[Rank]:
         """Takes a trip that is earlier than any before; returns the ranks that may still trip earlier than this one."""
         if self.target is None:
             self._began_at = now
         self.target = target
-        at, stage, after = target.moment, target.stage, Moment(target.step, target.batch, target.eval + 1, 0)
+        at, stage, first = target.passed, target.stage, target.first_of_step
+        is_near = stage == NO_STAGE or target.settles
+        after = Moment(at.step, END, 0, 0) if is_near else Moment(at.step, target.batch, target.eval + 1, 0)
+        counts = (at.step, first) if first >= 0 else None
         # The abort waits for this: most of thousands of ranks are past the target in any stage and need no closer look.
-        unsure = [r for r in ranks.values() if r.progress <= at or (r.progress < after and r.hello.stage != stage)]
+        unsure = [
+            r
+            for r in ranks.values()
+            if r.progress <= at
+            or (r.progress < after and (r.hello.stage != stage or target.settles or counts not in (None, r.first_of_step)))
+        ]
         asked = [rank for rank in unsure if is_waited_for(rank.witness(), target)]
         missing = set(range(self.world_size)) - ranks.keys()
         self._unsure = {rank.number for rank in unsure} | missing
@@ -60,10 +74,10 @@ class Election:
 
     def is_due(self, now: float) -> bool:
         """Whether no rank is waited for, or the window is over."""
-        return not self._waited_for or now - self._began_at >= self.window
+        return not self._waited_for or now - self._began_at >= self._limit
 
     def hold(self, ranks: Mapping[int, Rank], now: float, *, final: bool, uneven: str = "") -> tuple[Verdict | None, str]:
         """The verdict, or None while ranks are waited for; and why. ``final``: no rank can report anything any more."""
         unsure = self._unsure
         witnesses = {number: rank.witness() for number, rank in ranks.items() if rank.trip or number in unsure}
-        return elect(witnesses, self.world_size, now - self._began_at, 0.0 if final else self.window, unsure, uneven)
+        return elect(witnesses, self.world_size, now - self._began_at, 0.0 if final else self._limit, unsure, uneven)

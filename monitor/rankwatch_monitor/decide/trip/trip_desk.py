@@ -51,7 +51,7 @@ class TripDesk(Desk):
         if self._is_earliest(rank, trip, is_decided=is_decided):
             at = logical_time_of(trip, rank.hello.stage)
             asked = self.election.aim(at, self.books.ranks, now)
-            yield SendAll([other.peer for other in asked], messages.Probe(at.moment))
+            yield SendAll([other.peer for other in asked], messages.Probe(at.passed))
 
     def take_turn(self, rank: Rank, message: messages.Sequenced, now: float) -> None:
         """A message that went ahead comes in its turn."""
@@ -103,11 +103,13 @@ class TripDesk(Desk):
         verdict = self.books.verdict
         match entry.fact:
             case Reached() as reached:
-                for number, moment, batch in zip(reached.ranks, reached.moments, reached.reported, strict=True):
-                    rank = self.books.ranks[number]
+                for place, number in enumerate(reached.ranks):
+                    moment, rank = reached.moments[place], self.books.ranks[number]
                     if moment > rank.progress:  # in a replay: a rank's beats, which moved it, are not in the record
                         rank.advance(Moment(*moment), rank.phase)
-                    rank.reported_batch = max(rank.reported_batch, batch)
+                    rank.reported_batch = max(rank.reported_batch, reached.reported[place])
+                    if reached.settled:
+                        rank.settle(reached.settled[place], *reached.first_of_step[place])
                 if entry.rank != NO_RANK:
                     self.election.take_answer(entry.rank)
             case InTurn(seq, kind):
@@ -143,4 +145,10 @@ class TripDesk(Desk):
 
 def moments_of(ranks: Collection[Rank]) -> Reached:
     numbers = tuple([rank.number for rank in ranks])
-    return Reached(numbers, tuple([rank.progress for rank in ranks]), tuple([rank.reported_batch for rank in ranks]))
+    return Reached(
+        numbers,
+        tuple([rank.progress for rank in ranks]),
+        tuple([rank.reported_batch for rank in ranks]),
+        tuple([rank.settled for rank in ranks]),
+        tuple([rank.first_of_step for rank in ranks]),
+    )

@@ -1,9 +1,11 @@
 """From the trips of the ranks to the verdict: pure, the clock passed in.
 
 The ranks of a data-parallel job run the same program, so (optimizer step, batch, eval, frame) orders them where clocks
-cannot. The stages of a pipeline hand each micro-batch on, so (batch, eval, stage, frame) orders them. The culprit is the
-earliest trip in this logical time, once every rank that can still report has passed that time or has tripped itself, or the
-window is over. Only a rank that has passed that time was finite there: not one whose watch ended or broke before it.
+cannot. The batch is counted from the step on: a rank may run a forward more in a step than the others. The stages of a
+pipeline hand each micro-batch on, so (batch, eval, stage, frame) orders them. The culprit is the earliest trip in this
+logical time, once every rank that can still report has passed that time or has tripped itself, or the window is over. What
+the gradient guard finds is passed with the end of its step alone: before, no rank has looked at its gradients. Only a rank
+that has passed that time was finite there: not one whose watch ended or broke before it.
 """
 
 from __future__ import annotations
@@ -11,16 +13,19 @@ from __future__ import annotations
 import enum
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rankwatch.shared.str_enum import StrEnum
-from rankwatch.shared.types.frame import NO_STAGE, Moment, Phase
+from rankwatch.shared.types.frame import BEGINNING, NO_STAGE, Moment, Phase
 from rankwatch.shared.types.trip import Cause, Trip
 from rankwatch.shared.words.cause import classify
 from rankwatch.shared.words.divergence import Divergence
 from rankwatch.shared.words.text import name_ranks, name_spans
 
-from .at_once import FROM_OTHERS, rank_order, tell_apart, who_has_it
+from .at_once import rank_order, tell_apart, who_has_it
+
+END = 1 << 62
+"""In the place of a batch, eval or frame: after all others."""
 
 NO_SINGLE_RANK = "no single rank"
 """Who the culprit is where ranks went bad alike."""
@@ -48,7 +53,10 @@ class LogicalTime(NamedTuple):
     """When a rank tripped, in the order that all ranks share.
 
     The stages of a pipeline run a micro-batch's forward one after the other; its backward then goes through the stages the
-    other way round: ``turn`` is the stage, negated in backward. ``stage`` follows from the other fields.
+    other way round: ``turn`` is the stage, negated in backward. ``batch`` is counted from ``first_of_step`` on, if that is known
+    (-1: it is not). ``stage``, and what follows it, is no part of the order.
+    ``passed`` is the moment, as this rank counts, that another rank must have passed to be known to have no earlier trip:
+    with its backwards as well if it ``settles``.
     """
 
     step: int
@@ -58,23 +66,39 @@ class LogicalTime(NamedTuple):
     turn: int
     frame: int
     stage: int
+    first_of_step: int
+    passed: Moment
+    settles: bool
+    is_unfound: bool
 
     @property
-    def moment(self) -> Moment:
-        return Moment(self.step, self.batch, self.eval, self.frame)
+    def order(self) -> tuple[int, ...]:
+        return self[:6]
 
 
 def logical_time_of(trip: Trip, stage: int) -> LogicalTime:
     """The logical time of a rank's trip. Without a pipeline the frame is enough: backward frames are counted on."""
-    step, batch, evaluation, frame = Moment(trip.optimizer_step, *trip.position).in_stage(stage)
-    is_backward = stage != NO_STAGE and trip.frame.spec.phase is not Phase.FORWARD
-    return LogicalTime(step, batch, evaluation, is_backward, -stage if is_backward else stage, frame, stage)
+    has_stage, is_backward = stage != NO_STAGE, trip.frame.spec.phase is Phase.BACKWARD
+    at = passed = Moment(trip.optimizer_step, *trip.position).in_stage(stage)
+    first = -1 if has_stage else trip.first_of_step
+    if trip.guarded:
+        looked = (at if trip.looked_at == BEGINNING else trip.looked_at).in_stage(stage)
+        passed = Moment(looked.step, looked.batch, END, 0) if has_stage else Moment(looked.step, END, 0, 0)
+        if trip.unfound:
+            at, first = (looked._replace(eval=0, frame=END) if has_stage else passed), -1
+    goes_back = has_stage and trip.frame.spec.phase is not Phase.FORWARD
+    return LogicalTime(
+        at.step, at.batch - max(first, 0), at.eval, goes_back, -stage if goes_back else stage, at.frame,
+        stage, first, passed, is_backward and not trip.guarded, bool(trip.unfound),
+    )  # fmt: skip
 
 
 class Witness(NamedTuple):
     """A rank as the election sees it.
 
     ``reported_batch`` is the last batch whose whole forward it has reported; ``fault`` the error that switched its watch off.
+    ``settled`` is the moment before which it does not trip in a backward either; None: as an agent that does not tell it.
+    ``first_of_step``: an optimizer step, and the first batch since the one before; -1: not known.
     """
 
     liveness: Liveness
@@ -83,6 +107,8 @@ class Witness(NamedTuple):
     stage: int = NO_STAGE
     reported_batch: int = -1
     fault: str = ""
+    settled: Moment | None = None
+    first_of_step: tuple[int, int] = (-1, -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +175,7 @@ def elect(
     """
     trips = {rank: witness.trip for rank, witness in witnesses.items() if witness.trip is not None}
     times = {rank: logical_time_of(trip, witnesses[rank].stage) for rank, trip in trips.items()}
-    order = sorted(trips, key=lambda rank: _place(times[rank], rank_order(rank, trips[rank]), uneven))
+    order = sorted(trips, key=lambda rank: (times[rank].order, rank_order(rank, trips[rank])))
     first = order[0]
     target = times[first]
     unsure = range(world_size) if unsure is None else sorted(unsure)
@@ -160,8 +186,7 @@ def elect(
     doubts = [*_explain(silent, witnesses, window), *([uneven] if uneven else [])]
     reason = "; ".join(doubts) or f"every rank has passed this frame{_of_stage(target.stage)} or tripped itself"
     cause, evidence = classify(trips[first])
-    # Ranks that count batches differently are at one moment in the same frame of the same step.
-    at_once = [rank for rank in order if times[rank] == target or (uneven and _in_step(times[rank]) == _in_step(target))]
+    at_once = [rank for rank in order if times[rank].order == target.order]
     alike = who_has_it(first, at_once, trips, cause)
     is_told, which = tell_apart(alike, trips, cause, world_size)
     verdict = Verdict(
@@ -213,8 +238,14 @@ def is_waited_for(witness: Witness, target: LogicalTime) -> bool:
 
 
 def describe_waiting(ranks: list[int], target: LogicalTime) -> str:
-    """``waiting for ranks 1, 2 to pass frame 7 of batch 3``."""
-    return f"waiting for {name_ranks(ranks)} to pass frame {target.frame} of batch {target.batch}{_of_stage(target.stage)}"
+    """``waiting for ranks 1, 2 to pass frame 7 of batch 3``, or ``to end the step after batch 3``."""
+    at = target.passed
+    what = f"pass frame {at.frame} of batch {at.batch}"
+    if at.batch == END:
+        what = f"end optimizer step {at.step}"
+    elif at.eval == END:
+        what = f"end the step after batch {at.batch}"
+    return f"waiting for {name_ranks(ranks)} to {what}{_of_stage(target.stage)}"
 
 
 def has_answered(witness: Witness, target: LogicalTime) -> bool:
@@ -231,23 +262,19 @@ def _has_passed(witness: Witness, target: LogicalTime) -> bool:
     or optimizer.
     """
     if witness.stage == target.stage:
-        return witness.progress > target.moment
+        at, passed = witness.progress, target.passed
+        if target.settles and witness.settled is not None:
+            at = witness.settled
+        step, first = witness.first_of_step
+        if at.step == passed.step == step and target.first_of_step >= 0:  # each counts from its own first batch on
+            at = at._replace(batch=at.batch - first + target.first_of_step)
+        return at > passed
     comes_later = witness.stage > target.stage and not target.is_backward
     position = witness.progress.position
-    at, aim = position[:2], (target.batch, target.eval)
-    if at > aim or (at == aim and comes_later):
+    here, aim = position[:2], (target.batch, target.eval)
+    if here > aim or (here == aim and comes_later):
         return True
     return not target.eval and not position.eval and witness.reported_batch >= target.batch - comes_later
-
-
-def _place(time: LogicalTime, order: tuple[int, int], uneven: str) -> tuple[Any, ...]:
-    """What trips are sorted by. Ranks that count batches differently share only the steps: what came from another rank in a
-    step came after that rank's own trip."""
-    return (time.step, order[0] == FROM_OTHERS, time, order) if uneven else (time, order)
-
-
-def _in_step(time: LogicalTime) -> LogicalTime:
-    return time._replace(batch=0)
 
 
 def _of_stage(stage: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given, settings
@@ -177,8 +177,9 @@ def test_a_weight_that_is_bad_on_ranks_that_count_unequally_is_no_single_ranks()
     trained(desk, 0, 0, 1, 2)
     trained(desk, 1, 0, 0, 1, 2)
     weight = makers.reading("weight", makers.NAN)
-    desk.receive(1, messages.Tripped(9, makers.trip(weight, at=(4, 0, 1), step=3)))
-    desk.receive(0, messages.Tripped(9, makers.trip(weight, at=(3, 0, 1), step=3)))
+    for rank, first in ((1, 4), (0, 3)):
+        trip = replace(makers.trip(weight, at=(first, 0, 1), step=3), first_of_step=first)
+        desk.receive(rank, messages.Tripped(9, trip))
     assert (desk.decided.alike, desk.decided.certainty) == ((0, 1), Certainty.PARTIAL)
 
 

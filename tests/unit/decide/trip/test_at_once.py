@@ -33,7 +33,7 @@ def verdict_of(*trips: Trip | None) -> Verdict:
 def desk_of(trips: dict[int, Trip | None]) -> Desk:
     desk = connected(len(trips))
     for rank, trip in trips.items():
-        desk.receive(rank, makers.beat(3, 0, 9) if trip is None else messages.Tripped(1, trip))
+        desk.receive(rank, makers.beat(4, 0, 1) if trip is None else messages.Tripped(1, trip))
     return desk
 
 
