@@ -26,6 +26,7 @@ from ..measure.sweep import Sweep
 from ..measure.tape import Tape
 from ..replicas.fingerprints import FingerprintTaker
 from ..rerun.careful import passed_again
+from ..rerun.outside import OUTSIDE
 from ..shared.types.config import Config, Policy
 from ..shared.types.frame import BatchSummary, FrameTable, Moment, Position
 from ..shared.types.tuning import Tuning
@@ -191,6 +192,7 @@ class Detector:
         except TrainingAborted:
             log.debug("a trip was found as the watch was closed")
         finally:
+            OUTSIDE.end_batch()
             for part in self._removed:
                 part.remove()
 

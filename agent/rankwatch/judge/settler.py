@@ -484,6 +484,7 @@ class Settler:
             closeup_within=self._closeup,
             guarded=frame.guarded,
             unfound=frame.unfound,
+            outside=evidence.outside,
         )
         self._closeup = 0.0  # one close-up is enough
         readings = [BadReading(rows[row].label, counts[row].nans, counts[row].infs) for row in tripping]
