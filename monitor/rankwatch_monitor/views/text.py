@@ -6,7 +6,6 @@ from typing import TypeAlias
 
 from rankwatch.shared.types.frame import NO_STAGE
 from rankwatch.shared.types.notice import NoticeKind, describe_notice
-from rankwatch.shared.words.cause import advise
 from rankwatch.shared.words.text import (
     describe_module,
     describe_rank,
@@ -65,7 +64,7 @@ def render_head(report: Report, record: str = "", stack_lines: int | None = None
         ("abort", _acknowledgements(report)),
         *_lapses(report),
         *stalls.fields(report, stack_lines),
-        ("try", advise(verdict.cause, verdict.trip, report.closeup)),
+        ("try", closeup.remedy(report, verdict)),
         *closeup.replay(report, verdict),
         *_record(record),
     ]
