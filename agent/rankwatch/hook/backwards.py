@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from ..judge.events import BackwardBegins, BackwardEnded, Feed, StepBegins, StepDone, UpdateBegins
+from ..judge.events import BackwardBegins, BackwardEnded, Feed, OtherStepDone, StepBegins, StepDone, UpdateBegins
 from ..judge.optimizer_steps import OptimizerSteps, after_closure, has_closure
 from ..measure.modules import Modules
 from ..rerun.outside import OUTSIDE
@@ -92,5 +92,6 @@ class Backwards:
             return
         self._life.phase = "idle"
         self._steps.count(optimizer)
-        if self._steps.of(optimizer) and not self._doors.is_off:
-            self._feed.tell(StepDone(optimizer, self._life.position.batch))
+        if not self._doors.is_off:
+            is_ours = self._steps.of(optimizer) > 0
+            self._feed.tell(StepDone(optimizer, self._life.position.batch) if is_ours else OtherStepDone(optimizer))

@@ -25,6 +25,7 @@ from ..measure.recorder import Recorder
 from ..measure.sweep import Sweep
 from ..measure.tape import Tape
 from ..replicas.fingerprints import FingerprintTaker
+from ..replicas.standstill import Standstill
 from ..rerun.careful import passed_again
 from ..rerun.outside import OUTSIDE
 from ..shared.types.config import Config, Policy
@@ -108,6 +109,7 @@ class Detector:
             modules=hooks,
             reporter=reporter,
         )
+        standstill = Standstill(hooks, steps, reporter.on_notice, is_on=bool(config.fingerprints) and not count_all)
         forwards = self._forwards = Forwards(
             count_all, doors, feed, running, batches, settler, recorder, sweep, steps, hooks, gradients, losses
         )
@@ -116,7 +118,7 @@ class Detector:
         hooks.put_on(forwards, backwards)
         compiled = CompiledEntry(model, forwards)
         feed.subscribe(
-            gradients, guard, batches, settler, hooks, losses, scales, fingerprints, limit, forwards, compiled
+            gradients, guard, batches, settler, hooks, losses, scales, fingerprints, standstill, limit, forwards, compiled
         )  # fmt: skip
         self._removed = hooks, compiled, gradients, scales, BackwardWatch(backwards), guard, fingerprints, collectives
         self._look_back = doors.guarded(guard.look_back)

@@ -32,6 +32,10 @@ class NoticeKind(enum.IntEnum):
     """A trainable parameter has a gradient, and no optimizer step has changed it."""
     UNTIED = 6
     """Two parameters that were one tensor are two now, with different values."""
+    NO_STEP = 7
+    """Backwards come, no optimizer steps, and no weight changes."""
+    STOPPED = 8
+    """Optimizers step, and no weight changes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,8 @@ class Notice:
 
     ``value`` is the abs max in batch ``batch``; for ZEROS, the share of zeros (0 to 1); for BUFFER, the last finite abs max
     that was measured; for NEVER_CHANGED and UNTIED, the optimizer step. ``since`` is the batch of the first such notice; for
-    NEVER_CHANGED, that of the first look. ``growth`` is in doublings per batch; for ZEROS, share per batch; for JUMP, the
+    NEVER_CHANGED, that of the first look. For NO_STEP, ``value`` counts the backwards; for STOPPED, it is the step after which
+    no weight has changed; ``label`` then says why. ``growth`` is in doublings per batch; for ZEROS, share per batch; for JUMP, the
     doublings above the largest number of the batches before.
     """
 
@@ -108,6 +113,10 @@ def describe_notice(notice: Notice) -> str:
         return (
             f"untied: {where}: it was one tensor with another parameter, and has other values since step {notice.value:.0f}"
         )
+    if notice.kind is NoticeKind.NO_STEP:
+        return f"stands still: {notice.value:.0f} backwards since batch {notice.since}, no optimizer step: {notice.label}"
+    if notice.kind is NoticeKind.STOPPED:
+        return f"stands still: no weight has changed since step {notice.value:.0f} (batch {notice.since}): {notice.label}"
     share = notice.value / DTYPE_MAX.get(notice.dtype, math.inf)
     near = f"abs max {notice.value:.2e} in batch {notice.batch} is {_percent(share)} of {notice.dtype}'s largest number"
     return f"next to overflow: {where}: {near} and {_pace(notice)}"
