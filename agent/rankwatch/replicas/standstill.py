@@ -14,7 +14,8 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..judge.events import BackwardEnded, BackwardReached, OtherStepDone, StepDone
+from ..judge.batch import BatchOrigin
+from ..judge.events import BackwardEnded, BackwardReached, OtherStepDone, OutputsCame, StepDone
 from ..judge.optimizer_steps import OptimizerSteps
 from ..measure.extremes import local
 from ..measure.modules import Modules, class_name
@@ -25,6 +26,9 @@ from .unmoving import optimizers, rate_of, values_of
 
 BACKWARDS = 32
 """Backwards without an optimizer step before anything is said,"""
+
+USUAL = 16
+"""Forwards in a row, each with its backward, before one without is odd."""
 
 TIMES = 4
 """and so many times as many as ever came between two steps: gradients are accumulated."""
@@ -71,6 +75,43 @@ class Backwards:
         self.most = max(self.most, self.count)
 
 
+@dataclass(slots=True)
+class Skips:
+    """Finds forwards that no backward follows, after many of which each had one. Pure.
+
+    A backward may belong to several forwards, and reach an earlier one later: whether one was skipped is known once the next
+    one's backward is over.
+    """
+
+    streak: int = 0
+    returned: int = -1
+    reached: int = -1
+    missed: int = -1
+    """The last forward of which no backward was seen when the next one returned."""
+    first: int = -1
+    count: int = 0
+
+    def forward(self, batch: int) -> bool:
+        """The forward of a batch has returned; whether an earlier one is now known to have been skipped."""
+        if batch == self.returned:
+            return False
+        is_known = self.missed >= 0 and self.reached == self.returned > self.missed
+        if is_known:
+            self.first = self.missed if not self.count else self.first
+            self.count += 1
+        was_reached = self.returned < 0 or self.reached == self.returned
+        is_odd = not was_reached and self.streak >= USUAL
+        self.streak = self.streak + 1 if was_reached or is_odd else 0
+        self.missed = self.returned if is_odd else -1
+        self.returned = batch
+        return is_known
+
+    def backward(self, batch: int) -> None:
+        if batch == self.missed:
+            self.missed, self.streak = -1, 0
+        self.reached = max(self.reached, batch)
+
+
 class Standstill:
     """The model of one watch.
 
@@ -78,7 +119,7 @@ class Standstill:
         is_on: whether weights are looked at.
     """
 
-    events = (BackwardReached, BackwardEnded, StepDone, OtherStepDone)
+    events = (OutputsCame, BackwardReached, BackwardEnded, StepDone, OtherStepDone)
 
     def __init__(self, model: Modules, steps: OptimizerSteps, notify: Callable[[Notice], None], *, is_on: bool) -> None:
         self._model = model
@@ -86,6 +127,7 @@ class Standstill:
         self._notify = notify
         self._is_on = is_on
         self._backwards = Backwards()
+        self._skips = Skips()
         self._reached = -1
         self._before: Lanes | None = None
         """The weights when half of the backwards had come."""
@@ -97,13 +139,18 @@ class Standstill:
         self._first: list[Pair] | None = None
         """The weights at the first look."""
 
-    def on(self, event: BackwardReached | BackwardEnded | StepDone | OtherStepDone) -> None:
+    def on(self, event: OutputsCame | BackwardReached | BackwardEnded | StepDone | OtherStepDone) -> None:
         if not self._is_on:
             return
         match event:
+            case OutputsCame(part):
+                skips, batch = self._skips, part.batch.position.batch
+                if part.batch.origin is BatchOrigin.TRAINING and skips.forward(batch):
+                    self._say(NoticeKind.SKIPPED, skips.first, batch - 2, skips.count, "backward")
             case BackwardReached(part):
                 if part.batch.origin.is_training:
                     self._reached = part.batch.position.batch
+                    self._skips.backward(self._reached)
             case BackwardEnded():
                 if self._reached >= 0 and self._backwards.add(self._reached):
                     self._look_for_steps()

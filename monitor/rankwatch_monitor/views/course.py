@@ -25,11 +25,27 @@ def fields(report: Report) -> list[tuple[str, str]]:
     return found
 
 
+def steps(report: Report) -> list[tuple[str, str]]:
+    """Whether its optimizer went along: the last line of a run that went well."""
+    course = report.course
+    if course is None or course.steps is None or report.batches < 2:
+        return []
+    if course.steps:
+        return [("steps", f"{course.steps} before the last of {report.batches} batches")]
+    return [
+        (
+            "steps",
+            f"none was seen in {report.batches} batches: what changes the weights, if anything does, is not known here",
+        )
+    ]
+
+
 def to_dict(report: Report) -> dict[str, Any] | None:
     course = report.course
     if course is None:
         return None
     body: dict[str, Any] = {"seconds": round(course.seconds, 3), "batches_per_second": course.pace}
+    body["optimizer_steps"] = course.steps
     for name, loss in (("first_loss", course.first_loss), ("last_loss", course.last_loss)):
         body[name] = None if loss is None else {**loss._asdict(), "loss": loss.loss if math.isfinite(loss.loss) else None}
     for name, reading in (("nearest", course.nearest), ("grown", course.grown)):

@@ -98,7 +98,10 @@ def _render_ending(report: Report, record: str, stack_lines: int | None) -> str:
         is_calm = report.course is not None and not report.desync
         noticed = notice_fields(report) or ([("noticed", "nothing")] if is_calm else [])
         lapses = [*_lapses(report), *stalls.fields(report, stack_lines)]
-        return format_head(head, [*course.fields(report), *replica_fields(report), *noticed, *lapses, *_record(record)])
+        return format_head(
+            head,
+            [*course.fields(report), *replica_fields(report), *noticed, *lapses, *course.steps(report), *_record(record)],
+        )
     fields = [("reason", report.reason)]
     for label, state in (("lost", RankState.LOST), ("failed", RankState.FAILED)):
         ranks = [row.rank for row in report.ranks if row.state is state]

@@ -84,15 +84,32 @@ healthy(batches=100).each(
 )
 
 
-@hostile(notice="[STOPPED .all of its gradients are exactly 0]", batches=130)
-def a_loss_that_is_constant() -> Training:
+def of_one_class(decay: float) -> Training:
     """Cross entropy over a single class."""
+    model = nn.Sequential(nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, weight_decay=decay)
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(data(number)), torch.zeros(4, dtype=torch.long)).backward()
+        optimizer.step()
+
+    return Training(model, step)
+
+
+hostile(notice="[NOTHING_TO_LEARN .loss]", batches=70).each(
+    one_class=lambda: of_one_class(0.0), one_class_with_decay=lambda: of_one_class(0.1)
+)
+
+
+@hostile(notice="[STOPPED .all of its gradients are exactly 0]", batches=130)
+def a_loss_of_what_was_rounded() -> Training:
     model = nn.Sequential(nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
 
     def step(number: int) -> None:
         optimizer.zero_grad()
-        nn.functional.cross_entropy(model(data(number)), torch.zeros(4, dtype=torch.long)).backward()
+        (model(data(number)).round() - 1.0).square().mean().backward()
         optimizer.step()
 
     return Training(model, step)
