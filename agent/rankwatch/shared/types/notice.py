@@ -42,9 +42,13 @@ class NoticeKind(enum.IntEnum):
     """An output in bfloat16 is thousands of times what it was at first, and few of its digits are left."""
     SKIPPED = 11
     """A forward of this rank with gradients had no backward, as all before had. The collector tells it of single ranks."""
+    ALONE = 12
+    """torchrun has started several ranks, and this one has no way to talk to the others."""
 
 
-STANDSTILL = frozenset({NoticeKind.NO_STEP, NoticeKind.STOPPED, NoticeKind.NOTHING_TO_LEARN, NoticeKind.SKIPPED})
+STANDSTILL = frozenset(
+    {NoticeKind.NO_STEP, NoticeKind.STOPPED, NoticeKind.NOTHING_TO_LEARN, NoticeKind.SKIPPED, NoticeKind.ALONE}
+)
 """The training runs, and learns nothing: on this rank, or at all."""
 
 
@@ -54,9 +58,9 @@ class Notice:
 
     ``value`` is the abs max in batch ``batch``; for ZEROS, the share of zeros (0 to 1); for BUFFER, the last finite abs max
     that was measured; for NEVER_CHANGED and UNTIED, the optimizer step. ``since`` is the batch of the first such notice; for
-    NEVER_CHANGED, that of the first look. For NO_STEP and SKIPPED, ``value`` counts them; for STOPPED, it is the step after which
-    no weight has changed; ``label`` then says why. ``growth`` is in doublings per batch; for ZEROS, share per batch; for JUMP
-    and GROWN, the doublings above the largest number of the batches before, or of the first looks.
+    NEVER_CHANGED, that of the first look. For NO_STEP and SKIPPED, ``value`` counts them; for ALONE, the ranks; for STOPPED, it is
+    the step after which no weight has changed; ``label`` then says why. ``growth`` is in doublings per batch; for ZEROS, share
+    per batch; for JUMP and GROWN, the doublings above the largest number of the batches before, or of the first looks.
     """
 
     kind: NoticeKind
@@ -133,6 +137,11 @@ def describe_notice(notice: Notice) -> str:
         )
     if notice.kind is NoticeKind.NO_STEP:
         return f"stands still: {notice.value:.0f} backwards since batch {notice.since}, no optimizer step: {notice.label}"
+    if notice.kind is NoticeKind.ALONE:
+        return (
+            f"each trains alone: {where}: torchrun started {notice.value:.0f} ranks, and by batch {notice.batch} this one has no "
+            "process group: no gradient is averaged, and with the same data all do the same work"
+        )
     if notice.kind is NoticeKind.SKIPPED:
         times = "it had no backward" if notice.value == 1 else f"{notice.value:.0f} batches since had no backward"
         return (
