@@ -58,9 +58,9 @@ class Notice:
 
     ``value`` is the abs max in batch ``batch``; for ZEROS, the share of zeros (0 to 1); for BUFFER, the last finite abs max
     that was measured; for NEVER_CHANGED and UNTIED, the optimizer step. ``since`` is the batch of the first such notice; for
-    NEVER_CHANGED, that of the first look. For NO_STEP and SKIPPED, ``value`` counts them; for ALONE, the ranks; for STOPPED, it is
-    the step after which no weight has changed; ``label`` then says why. ``growth`` is in doublings per batch; for ZEROS, share
-    per batch; for JUMP and GROWN, the doublings above the largest number of the batches before, or of the first looks.
+    NEVER_CHANGED, that of the first look. For NO_STEP and SKIPPED, ``value`` counts them; for ALONE, the ranks; for STOPPED,
+    it is the step after which no weight has changed; ``label`` then says why. ``growth`` is in doublings per batch; for ZEROS,
+    share per batch; for JUMP and GROWN, the doublings above the largest number of the batches before, or of the first looks.
     """
 
     kind: NoticeKind
