@@ -34,6 +34,7 @@ from ..shared.types.fingerprint import Fingerprint, FingerprintTable
 from ..shared.types.frame import BatchSummary, FrameTable, Moment
 from ..shared.types.notice import Notice
 from ..shared.types.trip import Trip
+from .departure import DEPARTURE
 from .fork import keep_from_children
 from .holds import HOLDS
 from .outbox import Outbox
@@ -146,7 +147,8 @@ class Link:
         self._exit_queue = ExitQueue(hello.incarnation)
         self._torchrun = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
         """The process that started this one and is to end it. Another launcher may end and leave its ranks behind."""
-        self._was_held = False
+        self._was: tuple[bool, bool] = False, False
+        """Whether it held, and had left, at the last beat."""
         self._stay_until = 0.0
         self._may_go = threading.Event()
 
@@ -168,6 +170,7 @@ class Link:
         """
         keep_from_children(self._connection.address)
         HOLDS.listen(self._wake)
+        DEPARTURE.listen(self._wake)
         self._thread.start()
         self._settled.wait(CONNECT_TIMEOUT)
         if self.refusal:
@@ -271,6 +274,7 @@ class Link:
             self._online.clear()
         finally:
             HOLDS.forget(self._wake)
+            DEPARTURE.forget(self._wake)
             self._exit_queue.close()
             self._settled.set()
             socket.close(100)  # milliseconds to send what is queued
@@ -333,7 +337,7 @@ class Link:
         if (stacks := self._inspector.take()) is not None:
             self._send(socket, stacks)
         passed = self._probe is not None and self._watch.where()[0] > self._probe
-        if passed or now >= self._next_beat or bool(HOLDS) != self._was_held:
+        if passed or now >= self._next_beat or (bool(HOLDS), DEPARTURE.has_left) != self._was:
             self._send_beat(socket)
             self._next_beat = now + self._welcome.heartbeat
             self._probe = None if passed else self._probe
@@ -368,13 +372,13 @@ class Link:
         beat = self._beat()
         if self._spool.is_behind:  # a TRIP must be sent before a BEAT with a later moment
             self._outbox.send(partial(self._send, socket))
-        self._was_held = beat.holds
+        self._was = beat.holds, beat.departed
         self._send(socket, beat)
 
     def _beat(self) -> messages.Beat:
         moment, phase = self._watch.where()
         queued, dropped = len(self._spool), self._spool.dropped
-        return messages.Beat(moment, phase, queued, dropped, time.time(), bool(HOLDS), self._is_orphaned)
+        return messages.Beat(moment, phase, queued, dropped, time.time(), bool(HOLDS), self._is_orphaned, DEPARTURE.has_left)
 
     def _send_last(self, socket: zmq.Socket[bytes]) -> None:
         self._outbox.send(partial(self._send, socket))

@@ -156,9 +156,10 @@ class Off:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """Rank to collector, every heartbeat, in answer to a probe, and when ``holds`` changes.
+    """Rank to collector, every heartbeat, in answer to a probe, and when ``holds`` or ``departed`` changes.
 
-    ``holds``: the rank asks an abort to wait. ``orphaned``: the torchrun that started it has ended.
+    ``holds``: the rank asks an abort to wait. ``orphaned``: the torchrun that started it has ended. ``departed``: it has
+    destroyed its process group.
     """
 
     KIND = "BEAT"
@@ -169,6 +170,7 @@ class Beat:
     time: float
     holds: bool = False
     orphaned: bool = False
+    departed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,7 +136,7 @@ def describe_notice(notice: Notice) -> str:
             f"untied: {where}: it was one tensor with another parameter, and has other values since step {notice.value:.0f}"
         )
     if notice.kind is NoticeKind.NO_STEP:
-        return f"stands still: {notice.value:.0f} backwards since batch {notice.since}, no optimizer step: {notice.label}"
+        return f"stands still: {notice.value:.0f} backwards since batch {notice.since}, no optimizer step: {where}"
     if notice.kind is NoticeKind.ALONE:
         return (
             f"each trains alone: {where}: torchrun started {notice.value:.0f} ranks, and by batch {notice.batch} this one has no "
@@ -149,7 +149,7 @@ def describe_notice(notice: Notice) -> str:
             "one rank leaves the others in a collective, or a batch apart"
         )
     if notice.kind is NoticeKind.STOPPED:
-        return f"stands still: no weight has changed since step {notice.value:.0f} (batch {notice.since}): {notice.label}"
+        return f"stands still: no weight has changed since step {notice.value:.0f} (batch {notice.since}): {where}"
     if notice.kind is NoticeKind.NOTHING_TO_LEARN:
         return (
             f"nothing to learn: {where}: exactly 0, and so were all gradients, in each batch since batch {notice.since}: "

@@ -135,7 +135,7 @@ class Intake:
 
     def _take(self, rank: Rank, message: messages.Message, now: float, size: int) -> Iterator[Effect]:
         if isinstance(message, messages.Beat):
-            rank.queued, rank.dropped = message.queued, message.dropped
+            rank.queued, rank.dropped, rank.departed = message.queued, message.dropped, message.departed
             rank.advance(message.moment, message.phase)
             yield from self.ending.take_beat(rank, message, now)
             if not self.trips.note_answer(rank):  # a rank that answers an election soon hears how it ends
