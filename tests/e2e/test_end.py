@@ -15,6 +15,7 @@ import pytest
 
 from collectors import PATIENCE, Running, until
 from jobs import INTERPRETER, RANKWATCH, Training, environment, finished
+from ports import free_port
 
 pytestmark = pytest.mark.e2e
 
@@ -216,3 +217,42 @@ def test_ranks_whose_launcher_is_killed_are_aborted(tmp_path: Path) -> None:
     report = (training.runs / "latest" / "report.txt").read_text()
     assert re.search(r"the command has ended, and ranks? [01](-1)? of 2", report), errors  # those whose beats came by then
     assert "lost" in report
+
+
+OWNED = """
+import os, signal, sys, time
+import torch, torch.multiprocessing as mp
+
+def work(rank, done, port):
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.distributed.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for _ in range(5):
+        optimizer.zero_grad()
+        model(torch.ones(4, 8)).square().mean().backward()
+        optimizer.step()
+    torch.distributed.destroy_process_group()
+    done.put(rank)
+    time.sleep(600)
+
+if __name__ == "__main__":
+    context = mp.get_context("spawn")
+    done, workers = context.Queue(), []
+    for rank in range(2):
+        workers.append(context.Process(target=work, args=(rank, done, sys.argv[1]), daemon=True))
+        workers[-1].start()
+    for _ in workers:
+        done.get(timeout=120)
+    for worker in workers:
+        os.kill(worker.pid, signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+def test_workers_that_their_owner_kills_after_their_work_have_finished(tmp_path: Path) -> None:
+    (tmp_path / "owner.py").write_text(OWNED)
+    command = [sys.executable, str(tmp_path / "owner.py"), str(free_port())]
+    done = finished([*RANKWATCH, "run", "--runs-dir", str(tmp_path / "runs"), "--", *command])
+    assert done.returncode == 0
+    assert re.search(r"run owner-0 finished: 2 ranks, 5 batches", done.stdout + done.stderr)

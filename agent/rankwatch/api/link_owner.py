@@ -6,9 +6,10 @@ import logging
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed
@@ -21,6 +22,8 @@ from ..shared.system.resources import lack
 from ..shared.types.frame import Whereabouts
 from ..shared.words.text import describe_rank
 from ..tell import rank_process as seat
+from ..tell.departure import DEPARTURE
+from ..touch.patched import patch, remove_our_frame
 from .registry import open_watches
 
 if TYPE_CHECKING:  # imported with the first connection: without a collector, no zmq is needed
@@ -109,12 +112,31 @@ def distributed_group() -> tuple[int, int] | None:
     return distributed.get_rank(), distributed.get_world_size()
 
 
+def _observing(original: Callable[..., Any]) -> Callable[..., Any]:
+    def observed(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(*args, **kwargs)
+        except BaseException as error:
+            remove_our_frame(error)
+            raise
+        finally:
+            DEPARTURE.note(not torch.distributed.is_initialized())
+
+    return observed
+
+
+def _watch_group() -> None:
+    for name in ("init_process_group", "destroy_process_group"):
+        patch(torch.distributed, name, _observing)
+
+
 def _link_to(watch: Linked, model: nn.Module, source: str, who: Identity, stage: int, name: str) -> Speaker:
     from ..shared.link import wire
     from ..shared.types import messages
     from ..tell.agreement import start_of
     from ..tell.link import Link
 
+    _watch_group()
     device = next((parameter.device for parameter in model.parameters()), None)
     connection = connections.read(source)
     fixed = connection.job if connection.for_job_alone else ""

@@ -7,9 +7,10 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from ..judge.events import BackwardBegins, BackwardEnded, Feed, StepBegins, StepDone, UpdateBegins
+from ..judge.events import BackwardBegins, BackwardEnded, Feed, OtherStepDone, StepBegins, StepDone, UpdateBegins
 from ..judge.optimizer_steps import OptimizerSteps, after_closure, has_closure
 from ..measure.modules import Modules
+from ..rerun.outside import OUTSIDE
 from .batches import Batches
 from .fails_open import FailsOpen
 from .loss import losses_of, versions_of
@@ -59,6 +60,7 @@ class Backwards:
         self._feed.tell(BackwardBegins(losses, is_own, versions))
 
     def _backward_ends(self, has_returned: bool) -> None:
+        OUTSIDE.end_batch()
         self._feed.tell(BackwardEnded(has_returned and not self._doors.is_off, self._running.is_own()))
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
@@ -91,5 +93,6 @@ class Backwards:
         self._life.phase = "idle"
         self._steps.count(optimizer)
         self._life.steps_done = self._steps.number
-        if self._steps.of(optimizer) and not self._doors.is_off:
-            self._feed.tell(StepDone(optimizer, self._life.position.batch))
+        if not self._doors.is_off:
+            is_ours = self._steps.of(optimizer) > 0
+            self._feed.tell(StepDone(optimizer, self._life.position.batch) if is_ours else OtherStepDone(optimizer))

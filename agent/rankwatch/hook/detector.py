@@ -25,7 +25,9 @@ from ..measure.recorder import Recorder
 from ..measure.sweep import Sweep
 from ..measure.tape import Tape
 from ..replicas.fingerprints import FingerprintTaker
+from ..replicas.standstill import Standstill
 from ..rerun.careful import passed_again
+from ..rerun.outside import OUTSIDE
 from ..shared.types.config import Config, Policy
 from ..shared.types.frame import BatchSummary, FrameTable, Moment, Position, Whereabouts
 from ..shared.types.tuning import Tuning
@@ -109,6 +111,7 @@ class Detector:
             modules=hooks,
             reporter=reporter,
         )
+        standstill = Standstill(hooks, steps, reporter.on_notice, is_on=bool(config.fingerprints) and not count_all)
         forwards = self._forwards = Forwards(
             count_all, doors, feed, running, batches, settler, recorder, sweep, steps, hooks, gradients, losses
         )
@@ -117,7 +120,7 @@ class Detector:
         hooks.put_on(forwards, backwards)
         compiled = CompiledEntry(model, forwards)
         feed.subscribe(
-            gradients, guard, batches, settler, hooks, losses, scales, fingerprints, limit, forwards, compiled
+            gradients, guard, batches, settler, hooks, losses, scales, fingerprints, standstill, limit, forwards, compiled
         )  # fmt: skip
         self._removed = hooks, compiled, gradients, scales, BackwardWatch(backwards), guard, fingerprints, collectives
         self._look_back = doors.guarded(guard.look_back)
@@ -206,6 +209,7 @@ class Detector:
         except TrainingAborted:
             log.debug("a trip was found as the watch was closed")
         finally:
+            OUTSIDE.end_batch()
             for part in self._removed:
                 part.remove()
 

@@ -30,6 +30,7 @@ from ..judge.settler import Settler
 from ..measure.modules import NamedModule
 from ..measure.recorder import Recorder
 from ..measure.sweep import Sweep
+from ..rerun.outside import OUTSIDE
 from ..shared.types.frame import Kind, Phase
 from ..shared.types.tuning import Tuning, taken_from
 from . import backward
@@ -264,6 +265,8 @@ class Forwards:
                 if not self._running.depth:
                     self._recorder.forget()
                 if is_outermost:
+                    if not self._life.current.is_streamed:
+                        OUTSIDE.end_batch()
                     self._feed.tell(RootLeft())
 
     def end_batch(self) -> None:

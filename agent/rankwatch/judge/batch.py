@@ -48,6 +48,10 @@ class BatchOrigin(Enum):
     def is_root(self) -> bool:
         return self.value[0] == "root"
 
+    @property
+    def is_training(self) -> bool:
+        return self.value[1] == "training"
+
     @staticmethod
     def of_root(is_training: bool) -> BatchOrigin:
         return BatchOrigin.TRAINING if is_training else BatchOrigin.EVALUATING

@@ -186,6 +186,12 @@ class StepDone(NamedTuple):
     batch: int
 
 
+class OtherStepDone(NamedTuple):
+    """An optimizer has stepped that has no parameter of the model."""
+
+    optimizer: Optimizer
+
+
 # --- who is told ------------------------------------------------------------------------------------------------------
 
 

@@ -19,10 +19,12 @@ from ..rerun.close_up_runs import NOTHING, Subject
 from ..rerun.forward import Forward
 from ..rerun.limit import WALL_SECONDS, Limit, before_a_trip
 from ..rerun.loss_graph import LossOrigin
+from ..rerun.outside import OUTSIDE, OutsideCall
 from ..rerun.repetition import Repeated, repeat
 from ..shared.bounded import BoundedDict
-from ..shared.types.frame import REDUCED, SHARD, Kind, Phase, ReadingSpec, State
+from ..shared.types.frame import REDUCED, SHARD, Frame, Kind, Phase, ReadingSpec, State
 from ..shared.types.trip import BadWeight, Operator
+from ..shared.words.operators import is_own
 from ..touch.torch_private import NORMS_WITH_STATISTICS
 from .batch import BatchPart
 from .optimizer_steps import OptimizerSteps
@@ -48,6 +50,7 @@ class Gathered(NamedTuple):
     subject: Subject = NOTHING
     is_meant: bool = False
     """Whether the reading is an inf that the code itself has written."""
+    outside: Frame | None = None
 
 
 class Evidence:
@@ -111,6 +114,9 @@ class Evidence:
 
     def _gather(self, frame: PendingFrame, culprit: ReadingSpec, part: BatchPart, call: Call | None) -> Gathered:
         kind = culprit.kind
+        outside = self._outside(frame, kind, part)
+        if outside is not None:
+            return self._gather_outside(outside)
         forwards = self._forwards(frame, kind, culprit.label, part, call)
         repeated, forward = repeat(forwards)
         again = None
@@ -144,6 +150,28 @@ class Evidence:
         output = call[2] if call is not None else None
         subject = Subject(forwards, forward, repeated, was_given, is_compiled, note, output, again)
         return Gathered(operator, weights, (*labels, *own), recurs, subject, is_meant)
+
+    def _outside(self, frame: PendingFrame, kind: Kind, part: BatchPart) -> OutsideCall | None:
+        """The module outside of the model that handed it what was bad, or to the loss."""
+        if kind is Kind.LOSS:
+            made = part.loss_origin.operator if part.loss_origin is not None else None
+            is_handed = _has_finite_outputs(part) and (made is None or not is_own(made))
+        else:
+            root = part.batch.root_inputs
+            is_handed = kind not in (Kind.PARAMETER, *_GRADIENTS) and root is not None and self._is_harmful(root)
+        return OUTSIDE.first_bad() if is_handed else None
+
+    def _is_harmful(self, root: PendingFrame) -> bool:
+        rows = zip(root.spec.readings, root.cells, strict=True)
+        return any(cell.is_bad and ("", row.label, cell.state) not in self._harmless for row, cell in rows)
+
+    def _gather_outside(self, outside: OutsideCall) -> Gathered:
+        forwards = [outside.forward] if outside.forward is not None else []
+        repeated, forward = repeat(forwards)
+        note = "" if forwards else "not run again: what the module was given is not at hand any more"
+        subject = Subject(forwards, forward, repeated, note=note)
+        operator = repeated.operator if repeated.given is None else None
+        return Gathered(operator, recurs=repeated.recurred, subject=subject, outside=outside.frame.measured())
 
     def _forwards(self, frame: PendingFrame, kind: Kind, label: str, part: BatchPart, call: Call | None) -> list[Forward]:
         """The forwards that can be repeated: of the frame's module alone, then of the root, which calls it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -26,7 +27,11 @@ HORIZON = 100
 """Batches. An output gets a notice if, growing on as it does now, it reaches its dtype's max within them."""
 
 LOOKS = 3
-"""Looks in a row that must find an output larger before it counts as growing."""
+"""Looks in a row that must find an output larger before it counts as growing, by the median of their paces: one jump is none."""
+
+LARGE, TIMES = 1e3, 1e4
+"""An output in bfloat16 is told that is so large, and so many times the largest at its first looks: beyond 1e3, neighbours are 4
+apart and more. From next to nothing, a young layer may well grow as far."""
 
 MAX_PAST = 1 << 16
 """Readings remembered. If every batch has different labels, the oldest ones are dropped."""
@@ -42,7 +47,7 @@ _Outputs = dict[tuple[str, str], tuple[FrameSpec, ReadingSpec, float]]
 
 @dataclass(slots=True)
 class _Past:
-    """The history of a reading: since which batch it gets notices, and its growth between looks.
+    """The history of a reading: since which batch it gets notices, and its growth (``paces``) between the last looks.
 
     Of a buffer: the batch and abs max when it was last finite, the batch (``grown``) and cell when it was first bad.
     """
@@ -50,8 +55,8 @@ class _Past:
     since: int = -1
     batch: int = -1
     value: float = 0.0
-    growth: float = 0.0
     grown: int = 0
+    paces: tuple[float, ...] = ()
     first: float = 0.0
     bad: Cell | None = None
 
@@ -76,6 +81,7 @@ class Health:
         outputs: _Outputs = {}
         found = [notice for frame in part.frames for notice in self._look(batch, frame.spec, frame.cells, outputs)]
         found += [notice for spec, row, high in outputs.values() for notice in self._headroom(batch, spec, row, high)]
+        found += [notice for spec, row, high in outputs.values() for notice in self._growth(batch, spec, row, high)]
         return jumps + _without_followers(found)
 
     def _look(self, batch: int, spec: FrameSpec, cells: list[Cell], outputs: _Outputs) -> Iterator[Notice]:
@@ -104,10 +110,10 @@ class Health:
     def _headroom(self, batch: int, spec: FrameSpec, row: ReadingSpec, high: float) -> Iterator[Notice]:
         past = self._of(NoticeKind.HEADROOM, spec, row)
         if batch > past.batch >= 0:
-            past.growth = math.log2(high / past.value) / (batch - past.batch)
-            past.grown = past.grown + 1 if past.growth > 0 else 0
+            pace = math.log2(high / past.value) / (batch - past.batch)
+            past.paces = (*past.paces[1 - LOOKS :], pace) if pace > 0 else ()
         past.batch, past.value = batch, high
-        growth = past.growth if past.grown >= LOOKS else 0.0
+        growth = statistics.median(past.paces) if len(past.paces) == LOOKS else 0.0
         notice = _notice(NoticeKind.HEADROOM, spec, row, past.since, batch, high, growth)
         share = high / DTYPE_MAX[row.dtype]
         if share < FAR or (share < NEAR and notice.batches_left > HORIZON):
@@ -117,6 +123,16 @@ class Health:
             past.since = batch
             notice = _notice(NoticeKind.HEADROOM, spec, row, batch, batch, high, growth)
         yield notice
+
+    def _growth(self, batch: int, spec: FrameSpec, row: ReadingSpec, high: float) -> Iterator[Notice]:
+        if row.dtype != "bfloat16":  # what ends earlier has its headroom, what is wider its digits
+            return
+        past = self._of(NoticeKind.GROWN, spec, row)
+        if past.grown < LOOKS:
+            past.grown, past.first = past.grown + 1, max(past.first, high)
+        elif high >= LARGE and high >= TIMES * past.first:
+            past.since = batch if past.since < 0 else past.since
+            yield _notice(NoticeKind.GROWN, spec, row, past.since, batch, high, math.log2(high / past.first))
 
     def _zeros(self, batch: int, spec: FrameSpec, row: ReadingSpec, share: float) -> Iterator[Notice]:
         past = self._of(NoticeKind.ZEROS, spec, row)
@@ -158,7 +174,7 @@ def _without_followers(found: list[Notice]) -> list[Notice]:
     kept, seen = [], set()
     for notice in found:
         value = notice.kind, notice.dtype, notice.value
-        if notice.kind not in (NoticeKind.UNDERFLOW, NoticeKind.HEADROOM) or value not in seen:
+        if notice.kind not in (NoticeKind.UNDERFLOW, NoticeKind.HEADROOM, NoticeKind.GROWN) or value not in seen:
             kept.append(notice)
         seen.add(value)
     return kept

@@ -1,4 +1,7 @@
-"""Sudden jumps of the loss and of the root's inputs -> one notice for each origin. Cheap: it looks at a few readings a batch."""
+"""Sudden jumps of the loss and of the root's inputs -> one notice for each origin; and a loss that is 0 for good.
+
+Cheap: it looks at a few readings a batch.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import statistics
 from collections import deque
 
 from ..shared.bounded import BoundedDict
-from ..shared.types.frame import DTYPE_MAX, Kind, Phase
+from ..shared.types.frame import DTYPE_MAX, Kind, Phase, State
 from ..shared.types.notice import Notice, NoticeKind
 from .batch import BatchPart
 
@@ -22,6 +25,9 @@ EVER = 2.0
 
 SPREADS = 8.0
 """It lies so many times farther above their median, in doublings, than they themselves usually lie from it."""
+
+ZEROS = 64
+"""Batches in a row whose loss and gradients are exactly 0 before anything is said: a hinge may be 0 for a while."""
 
 QUIET = 32
 """Batches after a jump in which there is no further notice: what follows comes from it."""
@@ -39,6 +45,8 @@ class Leaps:
         self._past = BoundedDict[str, deque[float]](MAX_READINGS)
         self._largest = BoundedDict[str, float](MAX_READINGS)
         self._last = -QUIET
+        self._zeros = 0
+        """The batches in a row whose loss and gradients were 0."""
 
     def look(self, part: BatchPart) -> list[Notice]:
         """The notice of a part whose numbers have been read, if there is one."""
@@ -48,6 +56,12 @@ class Leaps:
             if frame.spec.module or frame.spec.phase is not Phase.FORWARD:
                 break  # the root and its loss come last
             for row, cell in zip(frame.spec.readings, frame.cells, strict=True):
+                if row.kind is Kind.LOSS:
+                    is_zero = cell.state is State.FINITE and cell.high == 0.0 == part.batch.norm()
+                    self._zeros = self._zeros + 1 if is_zero else 0
+                    if self._zeros == ZEROS:
+                        about = frame.spec.module_class, row.label, row.dtype
+                        return [Notice(NoticeKind.NOTHING_TO_LEARN, "", *about, batch - ZEROS + 1, batch, 0.0, 0.0)]
                 if row.kind not in _FOLLOWED or row.dtype not in DTYPE_MAX or not 0.0 < cell.high < math.inf:
                     continue
                 rise = self._rise(row.label, cell.high)

@@ -593,6 +593,7 @@ class Settler:
             unfound=frame.unfound,
             first_of_step=self._life.first_of_step(part.batch.optimizer_step),
             looked_at=Moment(self._steps.number, *self._life.position) if frame.guarded else BEGINNING,
+            outside=evidence.outside,
         )
         self._closeup = 0.0  # one close-up is enough
         readings = [BadReading(rows[row].label, counts[row].nans, counts[row].infs) for row in tripping]

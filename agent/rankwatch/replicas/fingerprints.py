@@ -10,6 +10,7 @@ their device: at once from the host, else with a later call.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -27,8 +28,9 @@ from ..judge.events import ForwardBegan, RootReturned, StepBegins, StepDone
 from ..judge.optimizer_steps import OptimizerSteps
 from ..judge.reporter import Reporter
 from ..measure.collectives import Collectives, Traffic
-from ..measure.modules import Modules, unwrap, wrapped_in
+from ..measure.modules import Modules, class_name, unwrap, wrapped_in
 from ..shared.types.fingerprint import ALL_ROWS, Fingerprint
+from ..shared.types.notice import Notice, NoticeKind
 from ..touch.torch_private import active_ddp, comm_hooks_of, has_rpc
 from ..touch.unseen import OutsideOfGraph, quietly
 from .join_count import era, watch_joins
@@ -47,7 +49,7 @@ ALONE_EVERY = 16
 MAX_INPUTS = 64
 """Tensors of an input that are read: ranks that are fed the same data have the same beginnings of them."""
 
-_UNSEEN = ("horovod", "byteps", "bagua", "hivemind", "mpi4py", "ray.util.collective")
+_UNSEEN = ("horovod", "byteps", "bagua", "hivemind", "mpi4py", "ray.util.collective", "torch_xla")
 """Packages by which ranks talk to each other, other than torch's process groups."""
 
 
@@ -121,6 +123,8 @@ class FingerprintTaker:
             case StepDone(optimizer, batch_number):
                 with torch.no_grad():
                     self._unmoving.after_step(optimizer, batch_number)
+                if self._every and self._steps.done == ALONE_EVERY:
+                    self._look_for_others(batch_number)
 
     def _forward_begins(self, batch: BatchInProgress) -> None:
         """A forward of ``batch`` begins, and ``batch.entry`` has what the root was given, if it was called."""
@@ -225,6 +229,14 @@ class FingerprintTaker:
             self._ddp = ref(active)
         ddp = self._ddp()
         self._is_synchronised = ddp is None or ddp.require_backward_grad_sync
+
+    def _look_for_others(self, batch: int) -> None:
+        """By now, ranks that torchrun has started have a way to talk to each other, or each trains a model of its own."""
+        is_started = "TORCHELASTIC_RUN_ID" in os.environ and world_size() > 1
+        has_group = torch.distributed.is_available() and torch.distributed.is_initialized()
+        if is_started and not has_group and self._plan is not None and not self._communicates(self._plan):
+            about = class_name(self._root), "process group", ""
+            self._reporter.on_notice(Notice(NoticeKind.ALONE, "", *about, batch, batch, float(world_size()), 0.0))
 
     def _communicates(self, plan: Plan) -> bool:
         return (

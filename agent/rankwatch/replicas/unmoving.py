@@ -116,7 +116,7 @@ class Unmoving:
         if not self._known or done < LOOK_EVERY or done % LOOK_EVERY:
             return
         is_first, self._looked_at = done != self._looked_at, done
-        rates = {id(value): _rate(group) for group in optimizer.param_groups for value in group["params"]}
+        rates = {id(value): rate_of(group) for group in optimizer.param_groups for value in group["params"]}
         found: dict[torch.device, list[tuple[_Unmoved, Tensor]]] = {}
         for one in [*self._known.values()][:MOST]:
             rate = rates.get(id(one.parameter))
@@ -125,7 +125,7 @@ class Unmoving:
             if rate is not None and (rate > one.rate or not rate):
                 one.rate = max(rate, one.rate)
                 one.since, one.graded = done, 0
-            gradient = _values_of(getattr(one.parameter, "grad", None))
+            gradient = values_of(getattr(one.parameter, "grad", None))
             if gradient is not None and gradient.numel():
                 found.setdefault(gradient.device, []).append((one, gradient.any()))
         for group in found.values():
@@ -157,7 +157,7 @@ class Unmoving:
 
     def _find_holders(self, ripe: list[_Unmoved]) -> None:
         """An optimizer that has not stepped yet may change its parameters later."""
-        held = [(other, {id(value) for group in other.param_groups for value in group["params"]}) for other in _optimizers()]
+        held = [(other, {id(value) for group in other.param_groups for value in group["params"]}) for other in optimizers()]
         for one in ripe:
             parameter = one.parameter
             holders = [other for other, values in held if id(parameter) in values]
@@ -185,7 +185,7 @@ class Unmoving:
                     self._notify(Notice(NoticeKind.NEVER_CHANGED, *about, one.batch, batch, step, 0.0))
 
 
-def _values_of(gradient: Any) -> Tensor | None:
+def values_of(gradient: Any) -> Tensor | None:
     """Some of a gradient's values on this rank."""
     if not isinstance(gradient, Tensor):
         return None
@@ -193,13 +193,13 @@ def _values_of(gradient: Any) -> Tensor | None:
     return beginning(values) if values.layout is torch.strided else None
 
 
-def _optimizers() -> list[Optimizer]:
+def optimizers() -> list[Optimizer]:
     """All optimizers of the process, also those that have not stepped. (isinstance() would ask objects that pose as others.)"""
     found = [one for one in gc.get_objects() if issubclass(type(one), Optimizer)]
     return [one for one in found if isinstance(getattr(one, "param_groups", None), list)]
 
 
-def _rate(group: dict[str, Any]) -> float:
+def rate_of(group: dict[str, Any]) -> float:
     """The learning rate of a group; 1 if the host does not know it."""
     rate = group.get("lr", 1.0)
     return 1.0 if isinstance(rate, Tensor) and not rate.is_cpu else float(rate)

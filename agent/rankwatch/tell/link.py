@@ -34,6 +34,7 @@ from ..shared.types.fingerprint import Fingerprint, FingerprintTable
 from ..shared.types.frame import BatchSummary, FrameTable, Moment, Whereabouts
 from ..shared.types.notice import Notice
 from ..shared.types.trip import MAX_RERUN, Trip
+from .departure import DEPARTURE
 from .fork import keep_from_children
 from .holds import HOLDS
 from .outbox import Outbox
@@ -149,7 +150,8 @@ class Link:
         self._exit_queue = ExitQueue(hello.incarnation)
         self._torchrun = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
         """The process that started this one and is to end it. Another launcher may end and leave its ranks behind."""
-        self._was_held = False
+        self._was: tuple[bool, bool] = False, False
+        """Whether it held, and had left, at the last beat."""
         self._stay_until = 0.0
         self._may_go = threading.Event()
 
@@ -174,6 +176,7 @@ class Link:
         """
         keep_from_children(self._connection.address)
         HOLDS.listen(self._wake)
+        DEPARTURE.listen(self._wake)
         self._thread.start()
         self._settled.wait(CONNECT_TIMEOUT)
         if self.refusal:
@@ -278,6 +281,7 @@ class Link:
             self._online.clear()
         finally:
             HOLDS.forget(self._wake)
+            DEPARTURE.forget(self._wake)
             self._exit_queue.close()
             self._settled.set()
             socket.close(100)  # milliseconds to send what is queued
@@ -340,7 +344,7 @@ class Link:
         if (stacks := self._inspector.take()) is not None:
             self._send(socket, stacks)
         answers = self._answers_to(self._probe) if self._probe is not None else 0
-        if answers > self._answered or now >= self._next_beat or bool(HOLDS) != self._was_held:
+        if answers > self._answered or now >= self._next_beat or (bool(HOLDS), DEPARTURE.has_left) != self._was:
             self._send_beat(socket)
             self._next_beat = now + self._welcome.heartbeat
             self._answered, self._probe = answers, None if answers == ANSWERS else self._probe
@@ -380,14 +384,14 @@ class Link:
         beat = self._beat()
         if self._spool.is_behind:  # a TRIP must be sent before a BEAT with a later moment
             self._outbox.send(partial(self._send, socket))
-        self._was_held = beat.holds
+        self._was = beat.holds, beat.departed
         self._send(socket, beat)
 
     def _beat(self) -> messages.Beat:
         at, spool = self._watch.where(), self._spool
         return messages.Beat(
             at.moment, at.phase, len(spool), spool.dropped, time.time(), bool(HOLDS), self._is_orphaned,
-            at.first_of_step, at.settled,
+            at.first_of_step, at.settled, DEPARTURE.has_left,
         )  # fmt: skip
 
     def _send_last(self, socket: zmq.Socket[bytes]) -> None:

@@ -35,15 +35,20 @@ from ..api.watch_object import Watch
 from ..errors import RankwatchError
 from ..hook.stage import calling_stage
 from ..measure.modules import unwrap
+from ..rerun.outside import OUTSIDE
 from ..shared.types.config import Policy
 from ..touch.patched import remove_our_frame
 from ..touch.stack import outwards
 from ..touch.torch_private import is_tracing, shard_of
+from ..touch.whose_code import owner_of
 
 log = logging.getLogger(__name__)
 
 LOOKED_AT = 3
 """Batches of the first model, after which all others, of a GAN say, were called as well."""
+
+MAX_OUTSIDE = 16
+"""Modules that train nothing whose outputs are looked at: the text encoders and the VAE of a diffusion model, say."""
 
 MAX_MODELS = 4
 """Watched at a time. Further ones that train with these are not watched: the script calls each layer separately."""
@@ -72,6 +77,8 @@ class Finder:
         self._is_crowded = False
         self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._have_stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._outside: weakref.WeakKeyDictionary[nn.Module, Callable[[], None]] = weakref.WeakKeyDictionary()
+        """What train nothing, with what takes the hooks off again."""
 
     def start(self) -> None:
         """Looks until the models are found, and again when an optimizer is made or is new: another training may begin."""
@@ -141,10 +148,14 @@ class Finder:
 
     def _look_at(self, module: nn.Module) -> None:
         is_traced = torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
-        if not torch.is_grad_enabled() or is_traced or get_worker_info() is not None:
+        if is_traced or get_worker_info() is not None:
             return
         root = unwrap(module)
-        if is_left(root) or self._is_on_trial(root) or not (module.training or _has_parameter_of(root, *self._optimizers)):
+        if not torch.is_grad_enabled() or not any(map(_is_trainable, root.parameters())):
+            self._look_outside(module, root)
+        if not torch.is_grad_enabled() or is_left(root) or self._is_on_trial(root):
+            return
+        if not (module.training or _has_parameter_of(root, *self._optimizers)):
             return
         ours = list(open_watches())
         if not all(one.is_automatic for one in ours):
@@ -171,6 +182,14 @@ class Finder:
                 return
             self._close_parts(root)
             self._watch(module)
+
+    def _look_outside(self, module: nn.Module, root: nn.Module) -> None:
+        """A module that trains nothing may hand bad numbers to a model that does: what it returns is looked at."""
+        is_ours = isinstance(module, torch.jit.ScriptModule) or module in self._outside or len(self._outside) >= MAX_OUTSIDE
+        if is_ours or next(root.parameters(), None) is None or _has_parameter_of(root, *self._optimizers):
+            return
+        if not any(_is_part(root, watch.root) for watch in open_watches()):
+            self._outside[module] = OUTSIDE.watch(module, _name_in_script(root))
 
     def _close_parts(self, root: nn.Module) -> None:
         """Closes the watches of the root's parts: a model may call its layers while it is made, to learn their shapes."""
@@ -226,6 +245,8 @@ class Finder:
             return
         # With the Trainer's --debug underflow_overflow, ours replaces its detector, with the same policy.
         policy = Policy.STRICT if remove_their_detector(root) and "RANKWATCH_POLICY" not in os.environ else Policy.FIRST
+        for part in [one for one in self._outside if _is_part(unwrap(one), root)]:
+            self._outside.pop(part)()
         found = watch(calling_stage(module) or module, first_batch=first_batch, policy=policy)
         found.be_automatic()
         self._then[found] = {id(one): one.batch for one in open_watches()}
@@ -299,6 +320,20 @@ def _outermost() -> list[nn.Module]:
     modules = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module)]
     inner = {id(child) for module in modules for child in module.children()}
     return [module for module in modules if id(module) not in inner]
+
+
+def _name_in_script(module: nn.Module) -> str:
+    """``vae.decoder``: what the code that calls a module calls it; else its class."""
+    for frame in outwards(sys._getframe(1)):
+        if owner_of(frame.f_code.co_filename) != "user":
+            continue
+        known = {**frame.f_globals, **frame.f_locals, **getattr(frame.f_locals.get("self"), "__dict__", {})}
+        for name, value in known.items():
+            if name != "self" and issubclass(type(value), nn.Module):
+                inner = next((inner for inner, one in value.named_modules() if unwrap(one) is module), None)
+                if inner is not None:
+                    return f"{name}.{inner}" if inner else name
+    return type(module).__name__
 
 
 def _whole(part: nn.Module) -> nn.Module:

@@ -27,7 +27,7 @@ PARTS, KINDS = 512, 8
 LEAST_GROWTH = 1.05
 """A smaller factor is not told."""
 
-_FIRST = ("rank", "batch", "first_frame", "loss", "ended")
+_FIRST = ("rank", "batch", "first_frame", "loss", "ended", "step")
 
 
 def find_course(record: RunRecord, world_size: int) -> Course:
@@ -40,6 +40,7 @@ def find_course(record: RunRecord, world_size: int) -> Course:
         last_loss=_loss(last, max),
         nearest=_nearest(record),
         grown=_grown(record),
+        steps=int(last["step"].max()) - int(first["step"].min()) if len(first) and len(last) else None,
     )
 
 

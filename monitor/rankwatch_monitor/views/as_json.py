@@ -10,7 +10,6 @@ from rankwatch.shared.types.gpu import Gpu
 from rankwatch.shared.types.notice import describe_notice
 from rankwatch.shared.types.trip import Trip
 from rankwatch.shared.words.brief import brief
-from rankwatch.shared.words.cause import advise
 
 from ..decide.core.gaps import describe_gap
 from ..decide.core.report import RankNotice, RankRow, Report
@@ -84,7 +83,7 @@ def _verdict(report: Report, verdict: Verdict) -> dict[str, Any]:
         "closeup": closeup.to_dict(verdict.tripped, trip, report.closeup),
         "capsule": closeup.capsule_of(report.closeup),
         "closeup_text": closeup.text_of(report, verdict),
-        "try": advise(verdict.cause, trip, report.closeup),
+        "try": closeup.remedy(report, verdict),
         "certainty": verdict.certainty,
         "missing_ranks": verdict.missing,
         "alike_ranks": verdict.alike,

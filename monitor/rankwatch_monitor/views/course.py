@@ -24,12 +24,32 @@ def fields(report: Report) -> list[tuple[str, str]]:
     return found
 
 
+def steps(report: Report) -> list[tuple[str, str]]:
+    """Whether its optimizer went along: the last line of a run that went well."""
+    course = report.course
+    if course is None or course.steps is None or report.batches < 2:
+        return []
+    if course.steps:
+        return [("steps", f"{course.steps} before the last of {report.batches} batches")]
+    return [
+        (
+            "steps",
+            f"none was seen in {report.batches} batches: what changes the weights, if anything does, is not known here",
+        )
+    ]
+
+
 def to_dict(report: Report) -> dict[str, Any] | None:
     course = report.course
     if course is None:
         return None
     found = course._asdict()
-    return {"seconds": round(found.pop("seconds"), 3), "batches_per_second": found.pop("pace"), **found}
+    return {
+        "seconds": round(found.pop("seconds"), 3),
+        "batches_per_second": found.pop("pace"),
+        "optimizer_steps": found.pop("steps"),
+        **found,
+    }
 
 
 def _clock(seconds: float) -> str:

@@ -6,7 +6,6 @@ from typing import TypeAlias
 
 from rankwatch.shared.types.frame import NO_STAGE
 from rankwatch.shared.types.notice import NoticeKind, describe_notice
-from rankwatch.shared.words.cause import advise
 from rankwatch.shared.words.text import (
     describe_module,
     describe_rank,
@@ -65,7 +64,7 @@ def render_head(report: Report, record: str = "", stack_lines: int | None = None
         ("abort", _acknowledgements(report)),
         *_lapses(report),
         *stalls.fields(report, stack_lines),
-        ("try", advise(verdict.cause, verdict.trip, report.closeup)),
+        ("try", closeup.remedy(report, verdict)),
         *closeup.replay(report, verdict),
         *_record(record),
     ]
@@ -100,7 +99,10 @@ def _render_ending(report: Report, record: str, stack_lines: int | None) -> str:
         is_calm = report.course is not None and not report.desync
         noticed = notice_fields(report) or ([("noticed", "nothing")] if is_calm else [])
         lapses = [*_lapses(report), *stalls.fields(report, stack_lines)]
-        return format_head(head, [*course.fields(report), *replica_fields(report), *noticed, *lapses, *_record(record)])
+        return format_head(
+            head,
+            [*course.fields(report), *replica_fields(report), *noticed, *lapses, *course.steps(report), *_record(record)],
+        )
     fields = [("reason", report.reason)]
     for label, state in (("lost", RankState.LOST), ("failed", RankState.FAILED)):
         ranks = [row.rank for row in report.ranks if row.state is state]

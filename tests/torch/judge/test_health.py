@@ -202,6 +202,34 @@ def test_a_module_that_is_called_more_and_more_often_does_not_grow() -> None:
         assert looked(batch, *[("layer", OUTPUT, 100.0)] * (batch + 1), health=health) == []
 
 
+@pytest.mark.parametrize("start", [1.0, 1e-3, 5e3])
+def test_no_forecast_comes_from_one_jump(start: float) -> None:
+    """Of many looks that creep upwards, one jumps by half of the way to the end."""
+    jump = 0.4 * LIMIT / start
+    values = {batch: start * 1.001**batch * (jump if batch >= 5 else 1.0) for batch in range(8)}
+    for notices in followed(OUTPUT, values):
+        assert all(notice.batches_left > 100 for notice in notices)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "first", "last", "is_told"),
+    [
+        ("bfloat16", 0.7, 1.9e4, True),
+        ("bfloat16", 0.7, 900.0, False),
+        ("bfloat16", 1e-4, 10.0, False),  # a layer that began at next to nothing
+        ("bfloat16", 1e5, 1e8, False),
+        ("float32", 0.7, 1.9e4, False),
+    ],
+)
+def test_an_output_in_bfloat16_that_has_grown_thousands_of_times_is_told(
+    dtype: str, first: float, last: float, is_told: bool
+) -> None:
+    values = dict.fromkeys(range(4), first) | dict.fromkeys(range(8, 40, 8), last)
+    found = [notice for notices in followed(ReadingSpec(Kind.OUTPUT, "output", dtype), values) for notice in notices]
+    assert {notice.kind for notice in found} == ({NoticeKind.GROWN} if is_told else set())
+    assert not is_told or "abs max 1.90e+04 in batch 32 is x2.71e+04 the largest of its first" in describe_notice(found[-1])
+
+
 # --- zeros ----------------------------------------------------------------------------------------------------------------
 
 

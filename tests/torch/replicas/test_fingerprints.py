@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from notebook import Notebook, learn, model_of, ones, sgd, take_step, watched, watching
 from rankwatch.measure.collectives import Traffic
 from rankwatch.shared.types.fingerprint import ALL_ROWS, LANE_BYTES, Fingerprint
+from rankwatch.shared.types.notice import NoticeKind, describe_notice
 
 _optimizers: WeakKeyDictionary[nn.Module, torch.optim.Optimizer] = WeakKeyDictionary()
 
@@ -209,3 +210,20 @@ def test_what_talks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     detector._collectives.talk("allreduce", ([torch.ones(17)],))
     trained(model, 2)
     assert [one.communicates for one in taken(notebook)] == [False, False, False, True, True]
+
+
+@pytest.mark.parametrize(("started", "is_told"), [("2", True), ("1", False), ("", False)])
+def test_ranks_of_torchrun_that_form_no_group_each_train_alone(
+    monkeypatch: pytest.MonkeyPatch, started: str, is_told: bool
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", started or "2")
+    if started:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    model, _, notebook = watching()
+    optimizer = sgd(model)
+    for _ in range(20):
+        learn(model(ones()).sum(), optimizer)
+    told = [describe_notice(one) for one in notebook.notices if one.kind is NoticeKind.ALONE]
+    assert len(told) == is_told
+    assert not told or "torchrun started 2 ranks, and by batch 15 this one has no process group" in told[0]

@@ -6,6 +6,7 @@ import copy
 import gc
 import logging
 import math
+import pickle
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ from jobs import is_ours
 from notebook import learn, sgd, take_step
 from rankwatch.api.registry import open_watches
 from rankwatch.errors import OverflowDetected, UsageError
+from rankwatch.rerun.outside import OUTSIDE
 from rankwatch.zero_code.finder import FEW_STEPS, LOOKED_AT, MAX_MODELS, Finder
 
 CALL = nn.Module.__call__
@@ -468,3 +470,49 @@ def test_an_optimizer_of_no_model_is_left_as_it_is_and_the_look_out_goes_on() ->
     model = Net()
     model(torch.ones(2))
     assert watched() == {model}
+
+
+class Vae(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.narrow, self.out = nn.Linear(2, 2), nn.Linear(2, 2)
+        self.requires_grad_(False)
+
+    def encode(self, x: Tensor) -> Tensor:
+        out: Tensor = self.out(self.narrow(x))
+        return out
+
+
+def seen_outside(finder: Finder) -> list[nn.Module]:
+    return list(finder._outside)
+
+
+def test_what_is_frozen_and_runs_before_the_model_is_looked_at(finder: Finder) -> None:
+    """By its parts, if its own forward is never called; in this script it is called ``vae``."""
+    model, vae, teacher = Net(), Vae(), Net()
+    for batch in range(LOOKED_AT + 2):
+        is_bad = batch > LOOKED_AT
+        x = vae.encode(torch.full((2,), torch.inf if is_bad else 1.0))
+        with torch.no_grad():
+            teacher(x)
+        bad = OUTSIDE.first_bad()
+        assert (bad and bad.frame.spec.module) == ("vae.narrow" if is_bad else None)
+        model(torch.ones(2)).sum().backward()
+    assert seen_outside(finder) == [vae.narrow, vae.out, teacher]
+    assert watched() == {model}
+    copied = pickle.loads(pickle.dumps(copy.deepcopy(vae)))
+    assert torch.equal(copied.encode(torch.ones(2)), vae.encode(torch.ones(2)))
+
+
+def test_what_is_trained_later_is_not_looked_at_as_frozen(finder: Finder) -> None:
+    """A model that is evaluated before its training, and one whose parameters an optimizer has."""
+    early, late = Net(), Net()
+    with torch.no_grad():
+        early(torch.ones(2))
+    assert seen_outside(finder) == [early]
+    optimizer = sgd(late)
+    with torch.no_grad():
+        late(torch.ones(2))
+    early(torch.ones(2))
+    assert seen_outside(finder) == []
+    assert optimizer.param_groups

@@ -81,8 +81,12 @@ def test_it_is_in_the_report_in_a_few_lines_and_in_the_json(tmp_path: Path) -> N
         "  nearest    up (Linear), output: x65.5 below float16's largest number, on rank 1 in batch 7",
         "  grew most  up (Linear), weight: x6.12, from 1.00e+00 in batch 0 to 6.12e+00 in batch 19",
         "  noticed    nothing",
+        "  steps      none was seen in 20 batches: what changes the weights, if anything does, is not known here",
         "  record     rankwatch report runs/train-1",
     ]
+    assert told.course is not None
+    stepped = as_text.render(replace(told, course=told.course._replace(steps=19)))
+    assert stepped.endswith("  noticed    nothing\n  steps      19 before the last of 20 batches\n")
     body = json.loads(as_json.render(told))["course"]
     assert body["last_loss"] == {"batch": 19, "loss": pytest.approx(0.7), "ranks": 2}
     assert (body["nearest"]["module"], body["nearest"]["phase"]) == ("up", "forward")

@@ -36,6 +36,7 @@ from ..types.fingerprint import MAX_MESHES, FingerprintTable, RankMesh
 from ..types.frame import NO_NORM, BatchSummary, Frame, FrameSpec, FrameTable, Position, State, pack, unpack
 from ..types.gpu import Gpu
 from ..types.messages import Beat
+from ..types.notice import Notice
 from ..types.trip import Operator, Trip
 from ..types.tuning import Tuning
 
@@ -242,10 +243,10 @@ _BY_HAND: dict[Any, Field] = {
 }
 """Classes and fields whose form is not an array of parts."""
 
-_OPEN = frozenset({Gpu, Trip, Tuning})
+_OPEN = frozenset({Gpu, Notice, Trip, Tuning})
 """Classes to which a newer minor version may append fields."""
 
-LATER = {Beat: 2, Trip: 2}
+LATER = {Beat: 3, Notice: 1, Trip: 3}
 """How many of its last fields an older agent does not send: they have their defaults."""
 
 _RANK = integer(0, MAX_RANKS - 1)

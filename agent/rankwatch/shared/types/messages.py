@@ -156,11 +156,11 @@ class Off:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """Rank to collector, every heartbeat, in answer to a probe, and when ``holds`` changes.
+    """Rank to collector, every heartbeat, in answer to a probe, and when ``holds`` or ``departed`` changes.
 
     ``holds``: the rank asks an abort to wait. ``orphaned``: the torchrun that started it has ended. ``settled`` is the moment
     before which no backward trips either, and ``first_of_step`` the first batch of the moment's optimizer step; -1: an agent
-    that tells neither.
+    that tells neither. ``departed``: the rank has destroyed its process group.
     """
 
     KIND = "BEAT"
@@ -173,6 +173,7 @@ class Beat:
     orphaned: bool = False
     first_of_step: BatchNumber = -1
     settled: Moment = BEGINNING
+    departed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,24 @@ class NoticeKind(enum.IntEnum):
     """Two parameters that were one tensor are two now, with different values."""
     HARMLESS_LOSS = 7
     """A loss was inf or nan, and the gradients of its step were finite: the training went on."""
+    NO_STEP = 8
+    """Backwards come, no optimizer steps, and no weight changes."""
+    STOPPED = 9
+    """Optimizers step, and no weight changes."""
+    NOTHING_TO_LEARN = 10
+    """The loss and all gradients are exactly 0, batch after batch."""
+    GROWN = 11
+    """An output in bfloat16 is thousands of times what it was at first, and few of its digits are left."""
+    SKIPPED = 12
+    """A forward of this rank with gradients had no backward, as all before had. The collector tells it of single ranks."""
+    ALONE = 13
+    """torchrun has started several ranks, and this one has no way to talk to the others."""
+
+
+STANDSTILL = frozenset(
+    {NoticeKind.NO_STEP, NoticeKind.STOPPED, NoticeKind.NOTHING_TO_LEARN, NoticeKind.SKIPPED, NoticeKind.ALONE}
+)
+"""The training runs, and learns nothing: on this rank, or at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +59,11 @@ class Notice:
     """A notice about one reading of one rank. A later notice of the same (kind, module, label) replaces the earlier one.
 
     ``value`` is the abs max in batch ``batch``; for ZEROS, the share of zeros (0 to 1); for BUFFER, the last finite abs max
-    that was measured; for NEVER_CHANGED and UNTIED, the optimizer step; for HARMLESS_LOSS, how many there were. ``since`` is the
-    batch of the first such notice; for NEVER_CHANGED, that of the first look. ``growth`` is in doublings per batch; for ZEROS,
-    share per batch; for JUMP, the doublings above the largest number of the batches before. ``why``: for HARMLESS_LOSS, its
-    state and what made it so.
+    that was measured; for NEVER_CHANGED and UNTIED, the optimizer step; for HARMLESS_LOSS, NO_STEP and SKIPPED, how many there
+    were; for ALONE, the ranks; for STOPPED, the step after which no weight has changed. ``since`` is the batch of the first such
+    notice; for NEVER_CHANGED, that of the first look. ``growth`` is in doublings per batch; for ZEROS, share per batch; for JUMP
+    and GROWN, the doublings above the largest number of the batches before, or of the first looks. ``label`` says why for NO_STEP
+    and STOPPED; ``why`` for HARMLESS_LOSS: its state and what made it so.
     """
 
     kind: NoticeKind
@@ -75,7 +94,10 @@ class Notice:
 
     @property
     def urgency(self) -> tuple[bool, float]:
-        """Sort key for views: HEADROOM first, the fewest batches left first; then the others, the oldest first."""
+        """Sort key for views: what stands still first; then HEADROOM, the fewest batches left first; then the others, the oldest
+        first."""
+        if self.kind in STANDSTILL:
+            return False, -1.0
         return (False, self.batches_left) if self.kind is NoticeKind.HEADROOM else (True, float(self.since))
 
 
@@ -104,6 +126,11 @@ def describe_notice(notice: Notice) -> str:
             f"a jump: {where}: abs max {notice.value:.2e} in batch {notice.batch} is x{factor:.3g} "
             "the largest of the batches before"
         )
+    if notice.kind is NoticeKind.GROWN:
+        return (
+            f"grown: {where}: abs max {notice.value:.2e} in batch {notice.batch} is x{2 ** min(notice.growth, 1000.0):.3g} "
+            f"the largest of its first batches, and {notice.dtype} has 8 bits for it"
+        )
     if notice.kind is NoticeKind.NEVER_CHANGED:
         return (
             f"never changed: {where}: it has a gradient, and no optimizer step up to step {notice.value:.0f} has changed it"
@@ -117,6 +144,26 @@ def describe_notice(notice: Notice) -> str:
         return (
             f"a harmless loss: {where}: in batch {notice.batch} {notice.why}; all gradients of its optimizer step were finite, "
             f"and the training went on{often}"
+        )
+    if notice.kind is NoticeKind.NO_STEP:
+        return f"stands still: {notice.value:.0f} backwards since batch {notice.since}, no optimizer step: {where}"
+    if notice.kind is NoticeKind.ALONE:
+        return (
+            f"each trains alone: {where}: torchrun started {notice.value:.0f} ranks, and by batch {notice.batch} this one has no "
+            "process group: no gradient is averaged, and with the same data all do the same work"
+        )
+    if notice.kind is NoticeKind.SKIPPED:
+        times = "it had no backward" if notice.value == 1 else f"{notice.value:.0f} batches since had no backward"
+        return (
+            f"skipped: {where}: batch {notice.since} was trained on other ranks, and {times} here: code that skips a bad loss on "
+            "one rank leaves the others in a collective, or a batch apart"
+        )
+    if notice.kind is NoticeKind.STOPPED:
+        return f"stands still: no weight has changed since step {notice.value:.0f} (batch {notice.since}): {where}"
+    if notice.kind is NoticeKind.NOTHING_TO_LEARN:
+        return (
+            f"nothing to learn: {where}: exactly 0, and so were all gradients, in each batch since batch {notice.since}: "
+            "one class alone, labels that are all ignored, or outputs that were detached?"
         )
     share = notice.value / DTYPE_MAX.get(notice.dtype, math.inf)
     near = f"abs max {notice.value:.2e} in batch {notice.batch} is {_percent(share)} of {notice.dtype}'s largest number"

@@ -143,6 +143,8 @@ class Trip:
     ``guarded`` tells that the gradient guard found it before an optimizer step, which was not taken. ``unfound``: why it is
     not known where such a gradient came from; empty: this rank ran its batch again, and its own gradient was bad.
     ``closeup_within`` is the seconds within which a CLOSEUP of this trip follows; 0: none does.
+    ``outside`` is the call of a module that is no part of the model and is not trained, a VAE's say: the first one in this batch
+    that returned what is not finite. None: there was none. ``operator`` is then one of that module.
     ``bad_since`` is the first of the batches in a row whose bad gradients a loss scaler had absorbed before; -1: none.
     ``first_of_step`` is the rank's first batch since the last optimizer step; -1: not told. ``looked_at`` is where the rank was
     as the guard looked at the gradients; BEGINNING: not told.
@@ -173,6 +175,7 @@ class Trip:
     unfound: str = ""
     first_of_step: BatchNumber = -1
     looked_at: Moment = BEGINNING
+    outside: Frame | None = None
 
     def check_parts(self) -> None:
         if self.frame.position != self.position or self.reading >= len(self.frame.spec.readings):

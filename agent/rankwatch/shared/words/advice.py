@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..types.closeup import CloseUp
 from ..types.frame import NARROW_DTYPES, NON_FINITE, Kind, State
 from ..types.trip import LOSS, Cause, Operator, Trip
-from .facts import bad_root_inputs
+from .facts import INPUTS, bad_root_inputs
 from .operators import explain, explain_gradient
 from .updates import tell
 
@@ -79,6 +79,27 @@ def data(trip: Trip, closeup: CloseUp | None) -> str:
     bad = bad_root_inputs(trip)
     rows = "; rankwatch replay finds the rows" if closeup is not None and closeup.capsule else ""
     return f"look at {bad[0].label if bad else 'what'} of batch {trip.position.batch} in this rank's shard of the data{rows}"
+
+
+def data_outside(trip: Trip, closeup: CloseUp | None) -> str:
+    assert trip.outside is not None
+    given = next(one.label for one in trip.outside.readings if one.kind in INPUTS and one.state in NON_FINITE)
+    return f"look at {given} of {trip.outside.spec.module} in batch {trip.position.batch} in this rank's shard of the data"
+
+
+def outside(trip: Trip, closeup: CloseUp | None) -> str:
+    """What helps within a module that is not trained: its precision, and what it is given."""
+    assert trip.outside is not None
+    name, operator = trip.outside.spec.module, _operator(trip, closeup)
+    reason = explain(operator) if operator is not None else None
+    bad = next(one for one in trip.outside.readings if one.kind is Kind.OUTPUT and one.state in NON_FINITE)
+    is_narrow = (operator.output.dtype if operator is not None else bad.dtype) in NARROW_DTYPES
+    if is_narrow and (reason is None or reason.cause is Cause.OVERFLOW):
+        weights = f"call {name} in float32, with autocast off around it"
+        return f"{weights}; look at whether batch {trip.position.batch} is scaled as the others"
+    if reason is not None:
+        return f"{reason.mend}, {_where(operator, name)}"
+    return f"look at what {name} is given in batch {trip.position.batch}, and at its weights"
 
 
 def upstream(trip: Trip, closeup: CloseUp | None) -> str:

@@ -81,6 +81,11 @@ RULES = (
         lambda t: t.unfound, Cause.GRADIENT, sentences.unfound,
         lambda t, _: f"look at the other ranks, and at terms of the loss that are made of the parameters{advice.scale(t)}",
     ),
+    # A module outside of the model, such as a frozen VAE, handed it what was bad.
+    CauseRule(
+        lambda t: t.outside is not None and facts.was_given_bad(t.outside), Cause.DATA, sentences.outside, advice.data_outside
+    ),
+    CauseRule(lambda t: t.outside, Cause.UPSTREAM, sentences.outside, advice.outside),
     # A collective of the ranks' parts.
     CauseRule(lambda t: t.culprit.label.endswith(REDUCED), Cause.REDUCTION, sentences.reduced),
     CauseRule(

@@ -68,6 +68,10 @@ def bad_root_inputs(trip: Trip) -> list[Reading]:
     return sorted(bad, key=lambda reading: reading.state is not trip.culprit.state)
 
 
+def was_given_bad(frame: Frame) -> bool:
+    return any(reading.kind in INPUTS and reading.state in NON_FINITE for reading in frame.readings)
+
+
 def last_finite(trip: Trip) -> Frame | None:
     """The last frame of the same batch and phase whose outputs were measured, and finite."""
     for frame in reversed(earlier(trip)):

@@ -109,6 +109,23 @@ def given(trip: Trip) -> str:
     return explain_given(trip.operator) if trip.operator is not None else ""
 
 
+def outside(trip: Trip) -> str:
+    """A module that is no part of the model, and ran before it."""
+    assert trip.outside is not None
+    spec = trip.outside.spec
+    bad = next(one for one in trip.outside.readings if one.kind is Kind.OUTPUT and one.state in NON_FINITE)
+    who = f"{describe_module(spec)}, which is not trained and ran before"
+    given = next((one for one in trip.outside.readings if one.kind in INPUTS and one.state in NON_FINITE), None)
+    if given is not None:
+        return f"{given.label} of {who}, was {given.state.word}, and so was what it returned"
+    finite = [one.abs_max for one in trip.outside.readings if one.kind in INPUTS and one.state is State.FINITE]
+    largest = f" (abs max {max(finite):.2e})" if finite else ""
+    how = (
+        f": {explain(trip.operator)[1]}" if trip.operator is not None else f", though what it was given was finite{largest}"
+    )
+    return f"{who}, returned {bad.state.word} ({bad.label}, {bad.dtype}){how}"
+
+
 def data(trip: Trip) -> str:
     """An input of the root module; where the training calls the model's modules directly, of the first one that it called."""
     bad = facts.bad_root_inputs(trip)[0]

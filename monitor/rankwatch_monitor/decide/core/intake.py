@@ -135,7 +135,7 @@ class Intake:
 
     def _take(self, rank: Rank, message: messages.Message, now: float, size: int) -> Iterator[Effect]:
         if isinstance(message, messages.Beat):
-            rank.queued, rank.dropped = message.queued, message.dropped
+            rank.queued, rank.dropped, rank.departed = message.queued, message.dropped, message.departed
             rank.advance(message.moment, message.phase)
             if message.first_of_step >= 0:
                 rank.settle(message.settled, message.moment.step, message.first_of_step)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from rankwatch.shared.types.notice import Notice, NoticeKind
 
 from .report import RankNotice
@@ -11,6 +13,21 @@ MAX_NOTICES = 256
 
 FOLLOWS = 32
 """Batches after a jump in which further jumps come from it."""
+
+
+def told(notices: Iterable[RankNotice], last_batches: Mapping[int, int]) -> tuple[RankNotice, ...]:
+    """Without the skipped batches that all ranks skipped alike, and the further forwards of a rank that logs, say.
+
+    ``last_batches``: by rank.
+    """
+    found = tuple(notices)
+    skips = {one.rank: (one.notice.since, one.notice.value) for one in found if one.notice.kind is NoticeKind.SKIPPED}
+
+    def is_single(rank: int) -> bool:
+        others = [other for other in last_batches if skips.get(other) != skips[rank]]
+        return any(last_batches[other] >= last_batches[rank] for other in others)
+
+    return tuple(one for one in found if one.notice.kind is not NoticeKind.SKIPPED or is_single(one.rank))
 
 
 class Notices:
@@ -33,7 +50,7 @@ class Notices:
         is_new = not of_ranks
         of_ranks[rank] = notice
         self._kept[notice.key] = of_ranks
-        return is_new
+        return is_new and notice.kind is not NoticeKind.SKIPPED  # whether others skipped it too is not known yet
 
     def _follows(self, notice: Notice) -> bool:
         """Whether another reading, of any rank, jumped shortly before: a jump of the loss spreads with the gradients."""

@@ -80,6 +80,8 @@ class Rank:
     loss: float = NO_LOSS
     queued: int = 0
     dropped: int = 0
+    departed: bool = False
+    """Whether it has destroyed its process group, by its last beat."""
     trip: Trip | None = None
     closeup: CloseUp | None = None
     closeup_due: float = float("-inf")
@@ -116,6 +118,11 @@ class Rank:
     def last_seen(self) -> str:
         position = self.progress.position
         return f"last seen in {describe_position(position)}, frame {position.frame}, phase {self.phase}"
+
+    @property
+    def furthest_batch(self) -> int:
+        """The last batch that it has begun, as far as that is known."""
+        return max(self.last_batch, self.progress.position.batch, -1 if self.trip is None else self.trip.position.batch)
 
     def hear(self, now: float) -> None:
         self.heard_at, self.connected, self.quiet, self.cut_off = now, True, "", False
@@ -232,18 +239,17 @@ class Rank:
 
     def row(self) -> RankRow:
         """The rank in a report."""
+        after_work = ", when its work was done" if self.death and self.state is RankState.ENDED else ""
         return RankRow(
             rank=self.hello.rank,
             local_rank=self.hello.local_rank,
             host=self.hello.host,
             pid=self.hello.pid,
-            last_batch=max(
-                self.last_batch, self.progress.position.batch, -1 if self.trip is None else self.trip.position.batch
-            ),
+            last_batch=self.furthest_batch,
             state=self.state,
             acknowledged=self.acknowledged_at is not None,
             dropped=self.dropped,
-            farewell=self.farewell or self.fault or ("" if self.is_running else self.death),
+            farewell=self.farewell or self.fault or ("" if self.is_running else self.death + after_work),
             rival=self.rival,
             stage=self.hello.stage,
             loss_batch=self.loss_batch,

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..trip.divergence import origin_of
 from .effects import Show
+from .notices import told
 from .rank import count_frames
 from .report import Outcome, RankRows, Report
 from .standing import standing_of, standing_of_rank
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 def report_of(run: Run) -> Report:
     ending, verdict = run.ending.state, run.verdict
+    rows = {number: rank.row() for number, rank in run.ranks.items()}
     return Report(
         run=run.id,
         job=run.opened.job,
@@ -29,8 +31,8 @@ def report_of(run: Run) -> Report:
         closeup=None if verdict is None else run.ranks[verdict.tripped].closeup,
         frames_in_batch=count_frames(verdict, run.ranks),
         acknowledged_in=run.ending.abort.answered_in(run.ranks),
-        ranks=RankRows({number: rank.row() for number, rank in run.ranks.items()}, run.world_size),
-        notices=run.notices.all(),
+        ranks=RankRows(rows, run.world_size),
+        notices=told(run.notices.all(), {number: row.last_batch for number, row in rows.items()}),
         notices_unkept=run.notices.unkept,
         stall=run.stalls.watch.stall,
         stacks=run.stalls.stacks.all(),

@@ -42,7 +42,9 @@ class GrownReading(NamedTuple):
 
 
 class Course(NamedTuple):
-    """``seconds``: from its first event to its last one. ``pace``: batches a second. None: not known."""
+    """``seconds``: from its first event to its last one. ``pace``: batches a second. ``steps``: optimizer steps between its first
+    batch and its last one. None: not known.
+    """
 
     seconds: float
     pace: float | None
@@ -50,3 +52,4 @@ class Course(NamedTuple):
     last_loss: LossAt | None
     nearest: NearestReading | None
     grown: GrownReading | None
+    steps: int | None = None

@@ -95,17 +95,31 @@ class EndingDesk(Desk):
                 self.happens(Incident.COLLECTOR_ENDED, "", now)
             return
         # The first to die took the others along.
-        self.lose_all(sorted(running, key=first_to_die), now)
+        self.lose_all(sorted(running, key=first_to_die), now, is_well=end.exit_code == 0)
         if end.exit_code and not running and any(rank.state is RankState.ENDED for rank in self.books.ranks.values()):
             self.happens(Incident.JOB_FAILED, str(end.exit_code), now)
 
-    def lose_all(self, ranks: Iterable[Rank], now: float) -> None:
+    def lose_all(self, ranks: Iterable[Rank], now: float, *, is_well: bool = False) -> None:
+        """``is_well``: their command has ended well. An owner may have killed them as their work was done."""
+        ranks = list(ranks)
+        done = [rank.number for rank in ranks if self._is_done(rank, is_well=is_well)]
         for rank in ranks:
             state = RankState.LOST if rank.acknowledged_at is None else RankState.ABORTED
+            state = RankState.ENDED if rank.number in done else state
             self.books.find(now, Left(state), rank.number)
             if state is RankState.LOST:
                 how = f": {rank.death}" if rank.death else ""
                 self.happens(Incident.RANK_DIED, f"{rank.name} was lost{how}; {rank.last_seen}", now)
+
+    def _is_done(self, rank: Rank, *, is_well: bool) -> bool:
+        """Whether a rank that has ended without a word had done its work: no rank has come further, and it had said goodbye to
+        the others. Where its command ended well, its last beat may be older than its last step."""
+        all_ranks = self.books.ranks.values()
+        if not self.state.is_open or any(one.furthest_batch != rank.furthest_batch for one in all_ranks):
+            return False
+        has_failed = any(one.state in (RankState.FAILED, RankState.LOST) for one in all_ranks)
+        has_left = rank.departed and rank.phase == "idle"
+        return rank.furthest_batch >= 0 and not has_failed and (is_well or has_left)
 
     def leave(self, rank: Rank) -> None:
         self.abort.unacknowledged.discard(rank.number)

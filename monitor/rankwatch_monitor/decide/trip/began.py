@@ -116,6 +116,16 @@ def describe_origin(origin: TripOrigin, world_size: int) -> str:
     return f"batch {began.batch}, rank {began.rank}: {what} {how}{also}"
 
 
+def advise_input(origin: TripOrigin | None, batch: int) -> str:
+    """What to try where an input of the root jumped in the batch of the trip, or shortly before; empty: none did."""
+    began = origin.began if origin is not None else None
+    if began is None or began.module or not began.label.startswith("input") or batch - began.batch > LINK:
+        return ""
+    whose = "all ranks'" if began.rank is None else f"rank {began.rank}'s"
+    how = f"x{began.factor:.3g} what it usually is" if math.isfinite(began.factor) else "not finite"
+    return f"look at {began.label} of batch {began.batch} in {whose} data: it is {how}"
+
+
 def _path(of_batches: Mapping[tuple[int, int], Sequence[Jump]], trip: tuple[int, int]) -> list[tuple[int, int]]:
     """The batches with jumps that hang together up to the trip, the first one first.
 

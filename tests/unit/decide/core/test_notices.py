@@ -5,8 +5,8 @@ from __future__ import annotations
 import makers
 from desk import connected
 from rankwatch.shared.types import messages
-from rankwatch.shared.types.notice import NoticeKind
-from rankwatch_monitor.decide.core.notices import MAX_NOTICES
+from rankwatch.shared.types.notice import Notice, NoticeKind
+from rankwatch_monitor.decide.core.notices import MAX_NOTICES, Notices, told
 
 
 def noticed(seq: int, kind: NoticeKind = NoticeKind.HEADROOM, **changes: object) -> messages.Noticed:
@@ -53,3 +53,20 @@ def test_a_jump_that_follows_another_ones_is_not_told() -> None:
     desk.end()
     told = {(rank, notice.label, notice.batch) for rank, notice in desk.reports[-1].notices}
     assert told == {(1, "input[0]", 80), (2, "input[0]", 80), (0, "loss", 200)}
+
+
+def skipped(since: int, count: float = 1.0) -> Notice:
+    return Notice(NoticeKind.SKIPPED, "", "Net", "backward", "", since, since, count, 0.0)
+
+
+def test_a_skipped_batch_is_told_of_single_ranks_alone() -> None:
+    """Not if all ranks skipped it, nor of a rank with further forwards; and not in the log, where others are not heard yet."""
+    notices = Notices()
+    assert not notices.take(1, skipped(30))
+    assert [one.rank for one in told(notices.all(), {0: 59, 1: 59})] == [1]
+    assert told(notices.all(), {0: 59, 1: 60}) == ()  # rank 1 had one forward more, to log something, say
+    assert told(notices.all(), {1: 59}) == ()
+    notices.take(0, skipped(30))
+    assert told(notices.all(), {0: 59, 1: 59}) == ()
+    notices.take(0, skipped(30, 2.0))
+    assert [one.rank for one in told(notices.all(), {0: 59, 1: 59})] == [0, 1]

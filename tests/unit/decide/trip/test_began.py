@@ -7,7 +7,15 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankwatch_monitor.decide.trip.began import Began, Jump, ReadingName, TripOrigin, describe_origin, find_began
+from rankwatch_monitor.decide.trip.began import (
+    Began,
+    Jump,
+    ReadingName,
+    TripOrigin,
+    advise_input,
+    describe_origin,
+    find_began,
+)
 
 
 def jump(batch: int, frame: int = 0, rank: int = 0, module: str = "layer", rise: float = 10.0, stage: int = -1) -> Jump:
@@ -99,3 +107,12 @@ def test_the_order_of_arrival_does_not_matter(jumps: list[Jump], random: object)
     random.shuffle(jumps)  # type: ignore[attr-defined]
     assert began(*jumps) == found
     assert (found is None) <= all(jump.batch < 81 for jump in jumps)
+
+
+def test_an_input_that_jumped_is_what_to_look_at() -> None:
+    def advised(batch: int = 83, module: str = "", label: str = "input[0]", rank: int | None = 1) -> str:
+        return advise_input(TripOrigin(Began(rank, batch, module, "Net", label, 255.0, True), 40, 2), 83)
+
+    assert advised() == "look at input[0] of batch 83 in rank 1's data: it is x255 what it usually is"
+    assert "all ranks' data" in advised(82, rank=None)
+    assert advise_input(None, 83) == advised(80) == advised(module="layer") == advised(label="loss") == ""

@@ -22,7 +22,8 @@ from rankwatch.shared.types import fields, messages
 from rankwatch.shared.types.closeup import CloseUp
 from rankwatch.shared.types.fingerprint import FingerprintTable, RankMesh
 from rankwatch.shared.types.frame import FrameTable, Moment, Phase
-from rankwatch.shared.types.notice import NoticeKind, describe_notice
+from rankwatch.shared.types.notice import Notice, NoticeKind, describe_notice
+from rankwatch.shared.types.trip import Trip
 from rankwatch.shared.types.tuning import MAX_PATTERNS, MAX_TRACED, NO_CHANGE, Check, Tuning
 
 MESSAGES: list[messages.Message] = [
@@ -44,8 +45,8 @@ MESSAGES: list[messages.Message] = [
 ]
 OF_EACH = pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
 
-OPTIONAL = {messages.Tripped: (12, 19), messages.LookedCloser: (0,)}
-"""The parts that may be nothing: the operator, and whether the trip recurs."""
+OPTIONAL = {messages.Tripped: (12, 19, 25), messages.LookedCloser: (0,)}
+"""The parts that may be nothing: the operator, the call outside of the model, and whether the trip recurs."""
 
 
 # fmt: off
@@ -53,7 +54,7 @@ def test_golden_bytes() -> None:
     """The meaning of these bytes may never change within a major version."""
     assert wire.encode(messages.Ack(9, abort=True, handled=11)).hex() == "94a341434b09c30b"
     assert wire.encode(makers.beat(3, 0, 17)).hex() == (
-        "9aa4424541549403030011a7666f72776172640000cb408f400000000000c2c2" "ff" "9400ff0000"
+        "9ba4424541549403030011a7666f72776172640000cb408f400000000000c2c2" "ff" "9400ff0000" "c2"
     )
     batch = wire.encode(messages.Batch(4, makers.summary(149)))
     first, norm = "cc9500cc95cb4024000000000000cb4026000000000000c2", "cb3fe0000000000000"
@@ -77,7 +78,7 @@ def test_golden_bytes() -> None:
     trip = wire.encode(messages.Tripped(1, makers.trip(loss_scale=1024.0)))
     assert trip.hex().endswith(
         "9202030600" "01" "cb408f400000000000" "cb4090000000000000" "90" "c0" "90" "a0" "ff" "a0a0" "c2" "c0"
-        "cb0000000000000000" "c2a0" "ff" "9400ff0000"
+        "cb0000000000000000" "c2a0" "ff" "9400ff0000" "c0"
     )
 
 
@@ -253,8 +254,10 @@ def test_every_part_of_a_field_is_checked(message: messages.Message) -> None:
                 continue
             with pytest.raises(ProtocolError, match=kind):
                 wire.decode(msgpack.packb([kind, seq, [*parts[:index], wrong, *parts[index + 1 :]]]))
-    is_trip = isinstance(message, messages.Tripped)  # fields may be appended to it
-    for wrong_length in (parts[:-3],) if is_trip else (parts[:-1], [*parts, 0]):
+    later = {messages.Tripped: LATER[Trip], messages.Noticed: LATER[Notice]}.get(
+        type(message)
+    )  # fields may be appended to them
+    for wrong_length in (parts[:-1], [*parts, 0]) if later is None else (parts[: -later - 1],):
         with pytest.raises(ProtocolError, match=f"{kind}.*expected an array of"):
             wire.decode(msgpack.packb([kind, seq, wrong_length]))
 
@@ -290,7 +293,7 @@ def test_every_notice_that_is_decoded_can_be_printed(kind: NoticeKind, dtype: st
         return
     assert received == sent
     assert "layer (Linear), output" in describe_notice(sent.notice)
-    assert sent.notice.urgency >= (False, 0.0)
+    assert sent.notice.urgency >= (False, -1.0)
 
 
 patterns = st.none() | st.lists(st.text(max_size=9).map(printable), max_size=3).map(tuple)

@@ -46,6 +46,16 @@ def of(high: float, low: float = 0.5, output: float = INF) -> Trip:
         (EMPTY, Cause.WEIGHT, "weight of layer (Linear) holds 1.18e+32 before any optimizer step was seen"),
         (replace(GRADIENT, unfound="gone", received="all_reduce"), Cause.REDUCTION, "the weight.grad was inf before"),
         (replace(GRADIENT, unfound="gone"), Cause.GRADIENT, "the weight.grad was inf before"),
+        (
+            replace(FED, outside=frame(reading("input[0]", NAN), reading("output", NAN), module="vae")),
+            Cause.DATA,
+            "input[0] of vae (Linear), which is not trained and ran before, was nan",
+        ),
+        (
+            replace(FED, outside=frame(reading("input[0]"), reading("output", INF), module="vae")),
+            Cause.UPSTREAM,
+            "vae (Linear), which is not trained and ran before, returned inf (output, float32), though what it was given",
+        ),
         (trip(reading("weight.grad (reduced)", INF, kind=Kind.GRADIENT)), Cause.REDUCTION, "this rank's weight.grad was"),
         (replace(MADE, received="all_reduce"), Cause.UPSTREAM, "this rank's part was finite, and all_reduce returned nan"),
         (
