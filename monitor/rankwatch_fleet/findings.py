@@ -1,6 +1,6 @@
 """What an archive says: the machines that go bad, and which modules, causes and versions recur. Pure, from few rows of sums.
 
-A machine's incidents are the jobs and days on which it was suspected (``decide/ending/suspects``): a job that is started again
+A machine's incidents are the jobs and days on which it was suspected (``suspects.py``): a job that is started again
 and again with the same fault counts once a day.
 """
 

@@ -112,7 +112,8 @@ class Store:
             self._database.execute(f"PRAGMA user_version = {SCHEMA}")  # a write, which makes that file
         self._events = self._one("SELECT COUNT(*) FROM events")
         row = self._database.execute(runs.QUERY).fetchone()
-        self._row = RunRow("", *row) if row else RunRow("")
+        self.row = RunRow("", *row) if row else RunRow("")
+        """What a list shows of the run, according to what was written."""
         self._bytes = {
             name: self._one(f"SELECT TOTAL(LENGTH(body)) FROM {name}") for name in ("summaries", "envelopes", "tables")
         }
@@ -140,27 +141,12 @@ class Store:
             headroom = self._write_batches(
                 [(entry.rank, entry.fact) for entry in entries if isinstance(entry.fact, Trained)]
             )
-            if self._row.world_size:
-                values = self._row[1 : 1 + runs.COLUMNS]
+            if self.row.world_size:
+                values = self.row[1 : 1 + runs.COLUMNS]
                 self._database.execute(f"INSERT OR REPLACE INTO run VALUES (1{', ?' * len(values)})", values)
             self._trim()
         self._claim.take()
         return headroom
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the run is, according to what was written."""
-        return self._row.is_over
-
-    @property
-    def ranks(self) -> int:
-        """The run's, 0 before its beginning was written."""
-        return self._row.world_size
-
-    @property
-    def batches(self) -> int:
-        """How many batches the furthest rank has, according to what was written."""
-        return self._row.batches
 
     @property
     def mark(self) -> tuple[int, ...]:
@@ -202,8 +188,8 @@ class Store:
             if self._events + len(rows) >= self._limits_now.events and isinstance(entry.fact, messages.Noticed):
                 continue
             if isinstance(entry.fact, Opened):
-                self._row = self._row._replace(began=time)
-            self._row = facts.row_after(self._row, entry.fact)
+                self.row = self.row._replace(began=time)
+            self.row = facts.row_after(self.row, entry.fact)
             rows.append((time, entry.now, entry.rank, *facts.encode(entry.fact)))
         self._insert("INSERT INTO events (time, now, rank, kind, body) VALUES", rows)
         self._events += len(rows)
@@ -232,7 +218,7 @@ class Store:
                 for rank, part in group
                 if is_stored or part.summary.traced
             )
-        self._row = self._row._replace(batches=max(self._row.batches, 1 + max(batch for _, batch, _ in groups)))
+        self.row = self.row._replace(batches=max(self.row.batches, 1 + max(batch for _, batch, _ in groups)))
         self._write_digests(np.concatenate(digests))
         self._insert("INSERT OR REPLACE INTO envelopes VALUES", envelopes)
         self._insert("INSERT OR REPLACE INTO summaries VALUES", summaries)
@@ -277,7 +263,7 @@ class Store:
 
     def _distance(self, columns: Columns) -> int:
         """N, if the summaries of every N-th batch are stored."""
-        size = columns.part.size * self._row.world_size
+        size = columns.part.size * self.row.world_size
         return 1 << (max(1, -(-size // self._limits_now.batch)) - 1).bit_length()
 
     def _insert(self, statement: str, rows: Sequence[Row]) -> None:

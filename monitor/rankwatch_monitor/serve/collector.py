@@ -172,16 +172,15 @@ class Collector:
             opened.callback(self.exits.close)
             name = self._keys.server.public or self.address
             runs.sweep(self._keys.server.public)
-            end = archiver.add if archiver is not None else lambda run: None
+            archiver = archiver or Archiver("", runs.path)
             self._writer = RecordWriter(
-                runs.path, self._wake, Limits(), runs.begin, self._gauge_headroom, end, collector=name
+                runs.path, self._wake, Limits(), runs.begin, self._gauge_headroom, archiver.add, collector=name
             )
             opened.callback(self._publisher.show_late, 0.0)
             opened.callback(self._writer.close)
             if self._keys.are_taken_over:
                 self._resume(runs.unfinished(name))
-                if archiver is not None:
-                    archiver.take_over(name)
+                archiver.take_over(name)
             self._opened = opened.pop_all()
 
     def _resume(self, runs: Iterable[str]) -> None:

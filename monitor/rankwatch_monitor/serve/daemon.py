@@ -18,7 +18,7 @@ from .files.run_folder import RunsFolder
 from .metrics.meters import Meters
 from .niceness import SWITCH_INTERVAL
 from .printer import Printer
-from .processes.archiver import archiver_of
+from .processes.archiver import Archiver
 from .processes.notifier import Notifier
 from .settings import Settings
 
@@ -37,7 +37,7 @@ def run_daemon(settings: Settings, meters: Meters | None = None) -> int:
     gc.set_threshold(*GARBAGE_THRESHOLDS)
     sys.setswitchinterval(SWITCH_INTERVAL)
 
-    notifier, archiver = Notifier(settings.on_verdict), archiver_of(settings)
+    notifier, archiver = Notifier(settings.on_verdict), Archiver(settings.archive, runs_dir)
 
     def show(report: Report, news: bool) -> None:
         if news:
@@ -62,6 +62,5 @@ def run_daemon(settings: Settings, meters: Meters | None = None) -> int:
         finally:
             collector.close()
             notifier.close()
-            if archiver is not None:
-                archiver.close()
+            archiver.close()
     return 0

@@ -30,7 +30,7 @@ from .collector import Collector, raise_descriptor_limit
 from .files.run_folder import RunsFolder
 from .metrics.meters import Meters
 from .printer import Printer, is_terminal, write
-from .processes.archiver import archiver_of
+from .processes.archiver import Archiver
 from .processes.notifier import Notifier
 from .settings import Settings
 from .status import Status
@@ -86,7 +86,7 @@ def run_command(
     env.pop("RANKWATCH_SEAT", None)  # a command that a rank runs under a collector of its own has ranks of its own
     launch = env["RANKWATCH_LAUNCH"] = os.urandom(8).hex()
     reports: dict[str, Report] = {}
-    notifier, archiver = Notifier(settings.on_verdict), archiver_of(settings)
+    notifier, archiver = Notifier(settings.on_verdict), Archiver(settings.archive, settings.runs_dir)
 
     def show(report: Report, news: bool) -> None:
         reports[report.run] = report
@@ -96,8 +96,7 @@ def run_command(
     is_shown = status and is_terminal(sys.stderr) and not is_json()
     with ExitStack() as signals:  # until the report is written
         signals.callback(notifier.stop)
-        if archiver is not None:
-            signals.callback(archiver.stop)
+        signals.callback(archiver.stop)
         with (
             private as hidden,
             Printer(is_shared=not is_json()) as printer,
@@ -125,8 +124,7 @@ def run_command(
                 collector.close()
         code = _conclude(collector, reports, code, settings)
         notifier.close()
-        if archiver is not None:
-            archiver.close()
+        archiver.close()
         return code
 
 

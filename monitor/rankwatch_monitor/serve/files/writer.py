@@ -316,7 +316,7 @@ class RecordWriter:
             mark, least, most = self._tried.pop(run, (store.mark, 0, 0))
             skipped = least if store.mark == mark else most
             self._commit(run, store, entries[skipped:], shown, skipped)
-        if run in self._stores and self._stores[run].is_over:
+        if run in self._stores and self._stores[run].row.is_over:
             _close(self._stores.pop(run))
             self._placed.pop(run, None)
             self.disk.close(run)
@@ -328,7 +328,7 @@ class RecordWriter:
             if run in self._placed:
                 self._check_place(run)
             store = Store(self._folder / run / FILE, self._limits)
-            if run in self._placed and not store.ranks:
+            if run in self._placed and not store.row.world_size:
                 _close(store)
                 raise RecordGone(self._folder / run / FILE)
             self._stores[run] = store
@@ -338,7 +338,7 @@ class RecordWriter:
 
     def _place(self, run: str, store: Store) -> None:
         stat = (self._folder / run / FILE).stat()
-        self._placed[run] = Placed(stat.st_dev, stat.st_ino, store.ranks, store.batches)
+        self._placed[run] = Placed(stat.st_dev, stat.st_ino, store.row.world_size, store.row.batches)
 
     def _check_place(self, run: str) -> None:
         """SQLite writes on into a file that was removed or replaced, and nobody will read that."""

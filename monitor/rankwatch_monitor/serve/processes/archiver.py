@@ -19,7 +19,6 @@ from rankwatch.shared.printable import printable
 from ...record.runs import folders, is_over
 from ...record.schema import FILE, StoreError
 from ...views.export.urls import shown
-from ..settings import Settings
 from .programs import NOTHING, PATIENCE, Programs
 
 log = logging.getLogger(__name__)
@@ -49,6 +48,7 @@ class Archiver:
     """Archives one run after the other, in a thread of its own.
 
     Args:
+        url: the archive; empty: nothing is archived.
         command: what adds the run in a folder to the archive that RANKWATCH_ARCHIVE names (None: ``rankwatch archive``).
     """
 
@@ -66,12 +66,14 @@ class Archiver:
         self._has_given_up = False
         self._programs = Programs()
         self._thread = threading.Thread(target=self._run, name="rankwatch-archiver", daemon=True)
-        self._thread.start()
+        if url:
+            self._thread.start()
 
     def add(self, run: str) -> None:
         """The run is over, and its record complete: for the first time, or again."""
         with self._changed:
-            self._due[run] = time.monotonic(), 0
+            if self._url:
+                self._due[run] = time.monotonic(), 0
             self._changed.notify()
 
     def take_over(self, collector: str) -> None:
@@ -82,6 +84,8 @@ class Archiver:
 
     def close(self) -> None:
         """Tries once more what is left, for CLOSING seconds, and says what is not archived."""
+        if not self._url:
+            return
         with self._changed:
             self._closing_at = time.monotonic()
             self._changed.notify()
@@ -196,7 +200,3 @@ def _is_archived(folder: Path) -> bool:
 
 def command_of(run: Path) -> list[str]:
     return [sys.executable, "-m", "rankwatch_monitor", "archive", str(run)]
-
-
-def archiver_of(settings: Settings) -> Archiver | None:
-    return Archiver(settings.archive, settings.runs_dir) if settings.archive else None

@@ -155,8 +155,13 @@ def _aside(kind: Difference, pairs: Sequence[Pair]) -> str:
 
 
 def to_json(diff: Diff, left: str, right: str) -> str:
-    """Everything that differs, as strict JSON: an inf or nan ratio or value is null."""
-    body = {
+    """As strict JSON: an inf or nan ratio or value is null."""
+    return document(to_dict(diff, left, right))
+
+
+def to_dict(diff: Diff, left: str, right: str) -> dict[str, Any]:
+    """Everything that differs."""
+    return {
         "schema": 1,
         "left": left,
         "right": right,
@@ -165,7 +170,6 @@ def to_json(diff: Diff, left: str, right: str) -> str:
         "first": None if diff.first is None else _pair(diff.first),
         "largest": [_pair(pair) for pair in diff.largest(len(diff.pairs))],
     }
-    return document(body)
 
 
 def _pair(pair: Pair) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import threading
 import time
@@ -309,8 +308,8 @@ class RunPages:
     ) -> dict[str, Any]:
         """As ``rankwatch diff``."""
         left, right = diff.sides([record, *([other] if other else [])], ranks, batches)
-        body: dict[str, Any] = json.loads(diff.to_json(compare(left.frames, right.frames), left.name, right.name))
-        return {**body, "ranks": [left.rank, right.rank], "batches": [left.batch, right.batch]}
+        body = diff.to_dict(compare(left.frames, right.frames), left.name, right.name)
+        return {**plain(body), "ranks": [left.rank, right.rank], "batches": [left.batch, right.batch]}
 
     def events(self, record: RunRecord) -> dict[str, Any]:
         """The events, the last first."""
@@ -391,10 +390,5 @@ def _dtype_of(table: FrameTable, row: int) -> str:
 
 def _rows_of(table: FrameTable, module: str, label: str, phase: str) -> list[int]:
     """The rows of a reading: one for each call of the module."""
-    found, row = [], 0
-    for spec in table.specs:
-        for reading in spec.readings:
-            if (spec.module, reading.label, spec.phase.name.lower()) == (module, label, phase):
-                found.append(row)
-            row += 1
-    return found
+    rows = [(spec.module, reading.label, spec.phase.name.lower()) for spec in table.specs for reading in spec.readings]
+    return [row for row, name in enumerate(rows) if name == (module, label, phase)]
