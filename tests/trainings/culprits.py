@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 import rankwatch
 from trainings.case import Training
 from trainings.parts import BAD, INF, NAN, Gain, chain, classified, fed, kinked, labels, put, squared, trained
-from trainings.ranks import Net, alike, flat, fully, same_seed, split
+from trainings.ranks import Net, alike, flat, fully, reduce_gradients, same_seed, split
 from trainings.truths import spoilt
 
 CULPRIT: dict[str, Any] = {"rank": 1, "batch": BAD, "certainty": "complete", "state": "nan"}
@@ -422,3 +422,52 @@ for ranks, alone in ((1, None), (2, False)):
     )
 # The loss takes three.
 spoilt(rank=None, batches=60).each(a_learning_rate_that_explodes=lambda: diverging(30.0))
+
+
+# --- after the backwards ----------------------------------------------------------------------------------------------
+
+
+def quantised(state: Any, bucket: Any) -> Any:
+    """As int8, by the largest gradient of the bucket: 0/0 where all are 0."""
+    values = bucket.buffer()
+    scale = values.abs().max() / 127
+    work = dist.all_reduce((values / scale).round() * scale / dist.get_world_size(), async_op=True)
+    return work.get_future().then(lambda future: future.value()[0])
+
+
+quantised.__annotations__.clear()  # DDP takes classes alone
+
+
+AFTER = {"batch": BAD, "cause": "gradient", "certainty": "complete", "state": "nan"}
+
+
+@spoilt(**AFTER, also=[1], says="made after the backwards, by the reduction (quantised), or by code that changes .grad")
+def a_hook_that_divides_by_zero() -> Training:
+    model = DistributedDataParallel(Net())
+    model.register_comm_hook(None, quantised)
+    return trained(model, lambda n: squared(model, 4, 8)(n) * (0 if n == BAD and is_culprit() else 1))
+
+
+def normalised(only: bool) -> Training:
+    """The gradients are divided by their norm. ``only``: of one rank; else of all, before they are reduced by hand."""
+    net = alike()
+
+    def between(number: int) -> None:
+        for parameter in net.parameters():
+            if not only or (is_culprit() and number == BAD):
+                parameter.grad /= parameter.grad.norm() * (0 if only else 1)
+        if not only:
+            reduce_gradients(net.parameters())
+
+    model = DistributedDataParallel(net) if only else net
+    return trained(model, lambda n: squared(model, 4, 8)(n) * (0 if n == BAD and is_culprit() else 1), between=between)
+
+
+spoilt(
+    **AFTER, also=[1], says="made after the backwards, by the reduction (all_reduce), or by code that changes .grad"
+).each(
+    gradients_of_zero_that_are_normalised=lambda: normalised(only=False),
+)
+spoilt(**{**AFTER, "state": "inf"}, rank=1, also=[], says="no other rank's gradients were bad: rank 1 made it").each(
+    gradients_that_one_rank_spoils=lambda: normalised(only=True),
+)

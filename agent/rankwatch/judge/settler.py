@@ -480,7 +480,7 @@ class Settler:
             weights=evidence.weights,
             operator=evidence.operator,
             harmless=evidence.harmless,
-            recurs=evidence.recurs,
+            recurs=False if frame.was_finite else evidence.recurs,
             closeup_within=self._closeup,
             guarded=frame.guarded,
             unfound=frame.unfound,

@@ -65,7 +65,8 @@ class PendingFrame:
     The first ``weights`` cells are the module's weights. ``step``: the optimizer steps done when the frame ran.
     ``reductions``: those that ended since the frame before.
     ``is_absorbed``: a loss scaler is expected to deal with what is not finite. ``guarded``: the gradient guard made it, before
-    an optimizer step; ``unfound``: why it could not be said where its gradients came from.
+    an optimizer step; ``unfound``: why it could not be said where its gradients came from; ``was_finite``: they were finite when
+    the batches were run again.
     """
 
     position: Position
@@ -78,6 +79,7 @@ class PendingFrame:
     is_absorbed: bool = False
     guarded: bool = False
     unfound: str = ""
+    was_finite: bool = False
     received: str = ""
 
     def measured(self) -> Frame:

@@ -37,7 +37,7 @@ from ...shared.types.config import Config, Policy
 from ...shared.types.frame import Kind, Phase, ReadingSpec
 from ...shared.types.trip import MAX_RERUN
 from ...shared.types.tuning import Check
-from ...touch.torch_private import active_ddp, without_modes
+from ...touch.torch_private import active_ddp, comm_hooks_of, without_modes
 from .. import backward
 from ..batches import Batches
 from ..fails_open import FailsOpen
@@ -56,6 +56,8 @@ MAX_BYTES = 256 * 2**20
 """What may be kept alive from one forward to the next, for the sake of the earlier ones."""
 
 ALL_BAD = "so were all others, as clip_grad_norm_ or a bad loss makes them: which one was bad first is not known"
+
+ALL_REDUCE = "all_reduce"
 
 Rows = tuple[ReadingSpec, ...]
 
@@ -102,7 +104,8 @@ class Guard:
         self._dropped = 0
         self._is_over = False
         """Whether an optimizer has stepped since the last forward, and another one may still do."""
-        self._is_reduced_by_ddp = False
+        self._reduced_by = ""
+        """What reduces the gradients in DDP's backward: its own all-reduce, or what the user has registered in its place."""
         self._awaits_step = False
         """Whether a backward has begun, and neither a forward nor a step since."""
         self._norm = StepNorm()
@@ -142,7 +145,8 @@ class Guard:
             self._kept.pop(0).run = None
             self._dropped += 1
         ddp = active_ddp()
-        self._is_reduced_by_ddp |= ddp is not None and torch.distributed.get_world_size() > 1
+        if ddp is not None and torch.distributed.get_world_size() > 1:
+            self._reduced_by = next((_name(hook) for hook, _ in comm_hooks_of(ddp)), ALL_REDUCE)
 
     def _mark(self, returned: OutputsCame) -> None:
         """The gradients that the loss will hand to these outputs are kept, where the root's forward can be run again."""
@@ -252,9 +256,9 @@ class Guard:
             if why := self._measure_again(batch):
                 break
             self._batches.settle()
-        came_from = ""
+        came_from, was_finite = "", not why
         if not why and self._is_reduced:
-            came_from = "all_reduce"
+            came_from = self._reduced_by or ALL_REDUCE
             how = "run again eagerly (it runs compiled)" if self._is_compiled else "run again"
             why = f"{how}, this rank's own gradient was finite"
         elif not why:
@@ -266,7 +270,7 @@ class Guard:
         for named in reversed(self._hooks.modules):
             rows, gradients = _gradients(named)
             if rows:
-                self._add(last, named, rows, list(map(self._recorder.cell, gradients)), why, came_from)
+                self._add(last, named, rows, list(map(self._recorder.cell, gradients)), why, came_from, was_finite)
         self._batches.settle()
 
     @property
@@ -276,7 +280,7 @@ class Guard:
     @property
     def _is_reduced(self) -> bool:
         """Whether the gradients are a sum over ranks."""
-        return self._is_reduced_by_ddp or self._collectives.reductions != self._reduced_before
+        return bool(self._reduced_by) or self._collectives.reductions != self._reduced_before
 
     @property
     def _is_compiled(self) -> bool:
@@ -336,10 +340,17 @@ class Guard:
             return self._recorder.cell(gradient)
 
     def _add(
-        self, batch: BatchInProgress, named: NamedModule, rows: Rows, cells: list[Cell], why: str = "", came_from: str = ""
+        self,
+        batch: BatchInProgress,
+        named: NamedModule,
+        rows: Rows,
+        cells: list[Cell],
+        why: str = "",
+        came_from: str = "",
+        was_finite: bool = False,
     ) -> None:
         frame: PendingFrame = self._recorder.cells(batch.position, named, Phase.BACKWARD, rows, cells)
-        frame.guarded, frame.unfound, frame.received = True, why, came_from
+        frame.guarded, frame.unfound, frame.received, frame.was_finite = True, why, came_from, was_finite
         self._batches.life.begin_backward(batch)
         self._batches.add_backward(frame)
 
@@ -358,6 +369,10 @@ def _gradients(named: NamedModule, known: dict[int, Tensor | None] | None = None
             rows.append(ReadingSpec(Kind.GRADIENT, mark_shard(f"{name}.grad", value), dtype_name(value.dtype)))
             gradients.append(gradient)
     return tuple(rows), gradients
+
+
+def _name(hook: Any) -> str:
+    return str(getattr(hook, "__name__", type(hook).__name__))
 
 
 def _bytes(batch: BatchInProgress) -> int:

@@ -109,7 +109,7 @@ class Trip:
     inf. ``received`` is one whose sum was nan, so that another rank's part was bad. ``changed`` is the module whose finite
     output was changed in place, unseen by autograd, and then was bad as the culprit or its input. All empty: none.
     ``gradients`` tells whether gradients were watched.
-    ``recurs`` tells whether the repeated forward or backward was bad again; None: it was not repeated.
+    ``recurs`` tells whether the repeated forward or backward was bad again; None: it was not repeated, or not as it was.
     ``guarded`` tells that the gradient guard found it before an optimizer step, which was not taken. ``unfound``: why it is
     not known where such a gradient came from; empty: this rank ran its batch again, and its own gradient was bad.
     ``closeup_within`` is the seconds within which a CLOSEUP of this trip follows; 0: none does.

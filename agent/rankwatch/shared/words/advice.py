@@ -98,6 +98,14 @@ def gradient(trip: Trip, closeup: CloseUp | None) -> str:
     return f"look in {module} for a sqrt, norm, log or division near 0: add an epsilon inside{scale(trip)}"
 
 
+def unfound(trip: Trip) -> str:
+    """Of a bad gradient whose origin the guard did not find."""
+    where = "the other ranks" if trip.received else "what changes .grad between the backward and the optimizer step"
+    if trip.collective:
+        where = f"{trip.collective}, at the dtype that it sums in and what it divides by, at {where}"
+    return f"look at {where}, and at terms of the loss that are made of the parameters{scale(trip)}"
+
+
 def scale(trip: Trip) -> str:
     return f", or lower the loss scale, which was {trip.loss_scale:g}" if trip.loss_scale > 1 else ""
 

@@ -70,12 +70,12 @@ RULES = (
     CauseRule(facts.own_parameters, Cause.WEIGHT, lambda t: sentences.weight(t, facts.own_parameters(t))),
     # The gradient guard did not find where a gradient came from.
     CauseRule(
-        lambda t: t.unfound and t.received and t.culprit.state is State.INF, Cause.REDUCTION,
+        lambda t: t.unfound and (t.received or t.collective) and t.culprit.state is State.INF, Cause.REDUCTION,
         lambda t: sentences.unfound(t, "the sum over the ranks may be beyond its dtype, or "),
     ),
     CauseRule(
         lambda t: t.unfound, Cause.GRADIENT, sentences.unfound,
-        lambda t, _: f"look at the other ranks, and at terms of the loss that are made of the parameters{advice.scale(t)}",
+        lambda t, _: advice.unfound(t),
     ),
     # A collective of the ranks' parts.
     CauseRule(lambda t: t.culprit.label.endswith(REDUCED), Cause.REDUCTION, sentences.reduced),

@@ -41,11 +41,18 @@ def weight(trip: Trip, weights: Sequence[BadWeight]) -> str:
 def unfound(trip: Trip, how: str = "") -> str:
     """A bad gradient whose origin the gradient guard did not find."""
     what = f"the {trip.culprit.label} was {trip.culprit.state.word} before the optimizer step, which was not taken"
-    way = (
-        f": {how}it came from another rank, or by a way that does not lead through the model's outputs, "
-        "such as a term of the loss that is made of the parameters"
+    term = (
+        "by a way that does not lead through the model's outputs, such as a term of the loss that is made of the parameters"
     )
-    return f"{what}; {trip.unfound}{way if trip.received else ''}{scale(trip)}"
+    way = ""
+    if trip.received:
+        way = f": {how}it came from another rank, or {term}"
+    elif trip.collective:  # what all ranks said, put together
+        way = (
+            f", and so was each other rank's: {how}made after the backwards, by the reduction ({trip.collective}), or by code "
+            f"that changes .grad; or {term}"
+        )
+    return f"{what}; {trip.unfound}{way}{scale(trip)}"
 
 
 def scale(trip: Trip) -> str:
