@@ -420,8 +420,33 @@ for ranks, alone in ((1, None), (2, False)):
     spoilt(rank=None, cause="divergence", began=began, batches=60, ranks=ranks).each(
         **{f"a_learning_rate_that_is_too_high_on_{ranks}": lambda: diverging(10.0, at=0)}
     )
-# The loss takes three.
-spoilt(rank=None, batches=60).each(a_learning_rate_that_explodes=lambda: diverging(30.0))
+# The loss takes three: too few to tell a divergence from a flipped bit, but that the weights of all ranks went with it.
+spoilt(rank=None, cause="divergence", batches=60).each(a_learning_rate_that_explodes=lambda: diverging(30.0))
+
+
+def thrown_away(model: Any) -> Training:
+    """The first step throws the weights far away; the second group's learning rate is smaller."""
+    matrices, others = ([p for p in model.parameters() if (p.ndim > 1) is wide] for wide in (True, False))
+    groups: list[dict[str, Any]] = [{"params": matrices}, {"params": others, "lr": 1e12}]
+    return trained(model, squared(model, 4, 8), optimizer=torch.optim.AdamW(groups, lr=1e13))
+
+
+def normed() -> Any:
+    same_seed()
+    net = Net(middle=nn.LayerNorm)
+    net.second = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8))
+    return net
+
+
+THROWN: dict[str, Any] = {"rank": None, "batch": range(1, 4), "cause": "divergence", "also": [0, 1]}
+spoilt(
+    **THROWN,
+    certainty="complete",
+    says="Look at the learning rate (1e+13, 1e+12 of its groups)",
+).each(
+    a_first_step_that_is_too_large=lambda: thrown_away(DistributedDataParallel(normed())),
+    a_first_step_that_is_too_large_in_shards=lambda: thrown_away(fully(normed())),
+)
 
 
 # --- after the backwards ----------------------------------------------------------------------------------------------
@@ -438,7 +463,7 @@ def quantised(state: Any, bucket: Any) -> Any:
 quantised.__annotations__.clear()  # DDP takes classes alone
 
 
-AFTER = {"batch": BAD, "cause": "gradient", "certainty": "complete", "state": "nan"}
+AFTER: dict[str, Any] = {"batch": BAD, "cause": "gradient", "certainty": "complete", "state": "nan"}
 
 
 @spoilt(**AFTER, also=[1], says="made after the backwards, by the reduction (quantised), or by code that changes .grad")

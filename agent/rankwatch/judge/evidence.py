@@ -22,7 +22,7 @@ from ..rerun.loss_graph import LossOrigin
 from ..rerun.repetition import Repeated, repeat
 from ..shared.bounded import BoundedDict
 from ..shared.types.frame import REDUCED, SHARD, Kind, Phase, ReadingSpec, State
-from ..shared.types.trip import BadWeight, Operator
+from ..shared.types.trip import BadWeight, GrownWeight, Operator
 from ..touch.torch_private import NORMS_WITH_STATISTICS
 from .batch import BatchPart
 from .optimizer_steps import OptimizerSteps
@@ -45,6 +45,8 @@ class Gathered(NamedTuple):
     weights: tuple[BadWeight, ...] = ()
     harmless: tuple[str, ...] = ()
     recurs: bool | None = None
+    rates: tuple[float, ...] = ()
+    grown: GrownWeight | None = None
     subject: Subject = NOTHING
 
 
@@ -109,6 +111,7 @@ class Evidence:
 
     def _gather(self, frame: PendingFrame, culprit: ReadingSpec, part: BatchPart, call: Call | None) -> Gathered:
         kind = culprit.kind
+        grown = self._recorder.grown_weight(self._model.modules)
         forwards = self._forwards(frame, kind, culprit.label, part, call)
         repeated, forward = repeat(forwards)
         again = None
@@ -137,7 +140,7 @@ class Evidence:
         note = "" if forwards or again else frame.unfound or repeated.note or _why_not(frame, kind, is_compiled)
         output = call[2] if call is not None else None
         subject = Subject(forwards, forward, repeated, was_given, is_compiled, note, output, again)
-        return Gathered(operator, weights, (*labels, *own), recurs, subject)
+        return Gathered(operator, weights, (*labels, *own), recurs, self._steps.rates, grown, subject)
 
     def _forwards(self, frame: PendingFrame, kind: Kind, label: str, part: BatchPart, call: Call | None) -> list[Forward]:
         """The forwards that can be repeated: of the frame's module alone, then of the root, which calls it."""

@@ -61,6 +61,12 @@ class OptimizerSteps:
         return False
 
     @property
+    def rates(self) -> tuple[float, ...]:
+        """The learning rates of the groups of all optimizers that have stepped."""
+        groups = [group for optimizer in self._steps for group in optimizer.param_groups]
+        return tuple([float(group["lr"]) for group in groups if "lr" in group])
+
+    @property
     def has_several(self) -> bool:
         """Whether several optimizers have stepped."""
         return len(self._steps) > 1

@@ -484,6 +484,8 @@ class Settler:
             closeup_within=self._closeup,
             guarded=frame.guarded,
             unfound=frame.unfound,
+            rates=evidence.rates,
+            grown=evidence.grown,
             first_of_step=self._life.first_of_step(part.batch.optimizer_step),
             looked_at=Moment(self._steps.number, *self._life.position) if frame.guarded else BEGINNING,
         )

@@ -245,7 +245,7 @@ _BY_HAND: dict[Any, Field] = {
 _OPEN = frozenset({Gpu, Trip, Tuning})
 """Classes to which a newer minor version may append fields."""
 
-LATER = {Beat: 2, Trip: 2}
+LATER = {Beat: 2, Trip: 4}
 """How many of its last fields an older agent does not send: they have their defaults."""
 
 _RANK = integer(0, MAX_RANKS - 1)

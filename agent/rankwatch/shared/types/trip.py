@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from typing import Annotated, NamedTuple, TypeAlias
 
 from ..str_enum import StrEnum
-from .fields import MAX_CLOSEUP, MAX_RING, MAX_ROWS, BatchNumber, Items, Shape, integer, number
+from .fields import MAX_CLOSEUP, MAX_RING, MAX_ROWS, AnyFloat, BatchNumber, Items, Shape, integer, number
 from .frame import BEGINNING, Frame, Moment, Position, Reading
 
 MAX_RERUN = 30.0
 """Seconds within which the gradient guard runs a batch again. No rank waits in a collective meanwhile, unless its own is
 slower."""
+
+MAX_RATES = 64
+"""Groups of parameters whose learning rate is sent."""
 
 _Readings: TypeAlias = Annotated[tuple[Reading, ...], Items(MAX_RING)]
 
@@ -55,6 +58,21 @@ class BadWeight:
     reading: Reading
     finite_in: BatchNumber
     is_here: bool = True
+
+
+class GrownWeight(NamedTuple):
+    """The largest parameter: its abs max ``before`` the last optimizer steps, in ``batch``, and ``now``.
+
+    ``largest`` is that of all parameters before these steps.
+    """
+
+    module: str
+    module_class: str
+    label: str
+    before: AnyFloat
+    now: AnyFloat
+    batch: BatchNumber
+    largest: AnyFloat
 
 
 class Source(NamedTuple):
@@ -115,7 +133,7 @@ class Trip:
     ``closeup_within`` is the seconds within which a CLOSEUP of this trip follows; 0: none does.
     ``bad_since`` is the first of the batches in a row whose bad gradients a loss scaler had absorbed before; -1: none.
     ``first_of_step`` is the rank's first batch since the last optimizer step; -1: not told. ``looked_at`` is where the rank was
-    as the guard looked at the gradients; BEGINNING: not told.
+    as the guard looked at the gradients; BEGINNING: not told. ``rates`` are the learning rates of the optimizers' groups.
     """
 
     position: Position
@@ -143,6 +161,8 @@ class Trip:
     unfound: str = ""
     first_of_step: BatchNumber = -1
     looked_at: Moment = BEGINNING
+    rates: Annotated[tuple[AnyFloat, ...], Items(MAX_RATES)] = ()
+    grown: GrownWeight | None = None
 
     def check_parts(self) -> None:
         if self.frame.position != self.position or self.reading >= len(self.frame.spec.readings):

@@ -17,13 +17,17 @@ def rank_order(rank: int, trip: Trip) -> tuple[int, int]:
     return (2 if trip.is_from_others or trip.unfound else 0 if _has_bad_shard(trip) else 1), rank
 
 
-def who_has_it(first: int, at_once: Sequence[int], trips: Mapping[int, Trip], cause: Cause) -> list[int]:
-    """The ranks that tripped at once with the same bad reading, which came to all of them; the first one's is ``cause``."""
+def who_has_it(first: int, at_once: Sequence[int], trips: Mapping[int, Trip], cause: Cause, world_size: int) -> list[int]:
+    """The ranks that tripped at once with the same bad reading, as it came to all of them, or as no rank is without it.
+
+    ``cause``: of the first one.
+    """
+    same = _reading(trips[first])
     if cause not in _SHARED:
-        return [first]
+        all_alike = len(at_once) == world_size and all(_reading(trips[rank]) == same for rank in at_once)
+        return list(at_once) if all_alike else [first]
     if trips[first].unfound:  # of shards, each rank sees others
         return [rank for rank in at_once if trips[rank].unfound]
-    same = _reading(trips[first])
     return [rank for rank in at_once if _reading(trips[rank]) == same and not trips[rank].unfound]
 
 
@@ -58,6 +62,8 @@ def tell_apart(
         have = f"{name_spans(ranks)}{every} have it"
     if cause is Cause.REDUCTION:
         return False, have
+    if cause not in _SHARED:
+        return False, f"{have} at once"
     here = [rank for rank in ranks if _has_bad_shard(trips[rank])]
     elsewhere = [rank for rank in ranks if trips[rank].weights and rank not in here]
     if here and elsewhere:

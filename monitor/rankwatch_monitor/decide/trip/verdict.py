@@ -19,7 +19,7 @@ from rankwatch.shared.str_enum import StrEnum
 from rankwatch.shared.types.frame import BEGINNING, NO_STAGE, Moment, Phase
 from rankwatch.shared.types.trip import Cause, Trip
 from rankwatch.shared.words.cause import classify
-from rankwatch.shared.words.divergence import Divergence
+from rankwatch.shared.words.divergence import REPLACED, Divergence, end_of_weights, have_weights_left
 from rankwatch.shared.words.text import name_ranks, name_spans
 
 from .at_once import put_together, rank_order, tell_apart, who_has_it
@@ -189,15 +189,19 @@ def elect(
     reason = "; ".join(doubts) or f"every rank has passed this frame{_of_stage(target.stage)} or tripped itself"
     cause, _ = classify(trips[first])
     at_once = [rank for rank in order if times[rank].order == target.order]
-    alike = who_has_it(first, at_once, trips, cause)
+    alike = who_has_it(first, at_once, trips, cause, world_size)
     is_told, which = tell_apart(alike, trips, cause, world_size, have_all_answered=not silent)
     trip = put_together(alike, trips, world_size, have_all_answered=not silent)
     cause, evidence = classify(trip)
+    evidence = f"{evidence}; {which}" if which else evidence
+    told = [trips[rank] for rank in alike]
+    if len(alike) == world_size > 1 and not is_told and cause in REPLACED and have_weights_left(told):
+        cause, evidence = Cause.DIVERGENCE, end_of_weights(told, cause, evidence)
     verdict = Verdict(
         tripped=first,
         trip=trip,
         cause=cause,
-        evidence=f"{evidence}; {which}" if which else evidence,
+        evidence=evidence,
         certainty=Certainty.PARTIAL if doubts else Certainty.COMPLETE,
         missing=tuple(silent),
         also=tuple((rank, trips[rank]) for rank in order[1:]),

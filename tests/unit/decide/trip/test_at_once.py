@@ -13,7 +13,7 @@ from desk import Desk, connected
 from makers import INF, NAN, reading
 from rankwatch.shared.types import messages
 from rankwatch.shared.types.frame import Kind, Phase
-from rankwatch.shared.types.trip import MAX_RERUN, BadWeight, Trip
+from rankwatch.shared.types.trip import MAX_RERUN, BadWeight, Cause, GrownWeight, Trip
 from rankwatch.shared.words.cause import advise
 from rankwatch_monitor.decide.trip.verdict import Certainty, Verdict
 from rankwatch_monitor.views import as_json, text
@@ -145,8 +145,28 @@ def test_of_one_rank_whose_others_did_not_answer_it_is_not_said_that_it_made_it(
 
 def test_ranks_that_trip_at_once_of_themselves_are_named_each() -> None:
     found = verdict_of(*[makers.trip(at=(3, 0, 1))] * 3)
+    assert (found.rank, found.alike) == (0, (0, 1, 2))
+    assert found.evidence.endswith("all 3 ranks have it at once")
+    found = verdict_of(*[makers.trip(at=(3, 0, 1))] * 2, None)
     assert (found.rank, found.alike) == (0, ())
     assert "ranks" not in found.evidence
+
+
+def grown(now: float, before: float = 1.0) -> GrownWeight:
+    return GrownWeight("norm", "LayerNorm", "weight", before, now, 2, 1.5)
+
+
+def test_weights_that_left_their_range_on_all_ranks_are_a_divergence() -> None:
+    trip = replace(makers.trip(at=(3, 0, 1)), grown=grown(31.0), rates=(3.0, 0.1))
+    found = verdict_of(trip, replace(trip, grown=grown(40.0)))
+    assert (found.rank, found.cause, found.alike) == (None, Cause.DIVERGENCE, (0, 1))
+    assert (
+        "weight of norm (LayerNorm) had abs max 31, and 1 in batch 2. Look at the learning rate (3, 0.1 of" in found.evidence
+    )
+    for other in (grown(3.0), None, grown(1e30)):  # of one rank alone, as by a bit that flipped
+        found = verdict_of(trip, replace(trip, grown=other))
+        assert (found.rank, found.cause, found.alike) == (0, Cause.OVERFLOW, (0, 1))
+    assert verdict_of(trip, None).cause is Cause.OVERFLOW
 
 
 def test_another_weight_at_the_same_moment_is_another_one() -> None:

@@ -44,8 +44,8 @@ MESSAGES: list[messages.Message] = [
 ]
 OF_EACH = pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
 
-OPTIONAL = {messages.Tripped: (12, 19), messages.LookedCloser: (0,)}
-"""The parts that may be nothing: the operator, and whether the trip recurs."""
+OPTIONAL = {messages.Tripped: (12, 19, 26), messages.LookedCloser: (0,)}
+"""The parts that may be nothing: the operator, whether the trip recurs, and the weight that grew."""
 
 
 # fmt: off
@@ -77,7 +77,7 @@ def test_golden_bytes() -> None:
     trip = wire.encode(messages.Tripped(1, makers.trip(loss_scale=1024.0)))
     assert trip.hex().endswith(
         "9202030600" "01" "cb408f400000000000" "cb4090000000000000" "90" "c0" "90" "a0" "ff" "a0a0" "c2" "c0"
-        "cb0000000000000000" "c2a0" "ff" "9400ff0000"
+        "cb0000000000000000" "c2a0" "ff" "9400ff0000" "90c0"
     )
 
 
@@ -156,7 +156,7 @@ def test_what_an_older_agent_does_not_send_has_its_default() -> None:
     assert wire.decode(msgpack.packb(msgpack.unpackb(wire.encode(beat))[:-2])) == beat
     kind, seq, parts = msgpack.unpackb(wire.encode(messages.Tripped(5, trip)))
     older = messages.Tripped(5, trip)
-    assert repr(wire.decode(msgpack.packb([kind, seq, parts[:-2]]))) == repr(older)
+    assert repr(wire.decode(msgpack.packb([kind, seq, parts[:-4]]))) == repr(older)
     assert repr(wire.decode(msgpack.packb([kind, seq, [*parts, "more"]]))) == repr(older)
 
 
@@ -254,7 +254,7 @@ def test_every_part_of_a_field_is_checked(message: messages.Message) -> None:
             with pytest.raises(ProtocolError, match=kind):
                 wire.decode(msgpack.packb([kind, seq, [*parts[:index], wrong, *parts[index + 1 :]]]))
     is_trip = isinstance(message, messages.Tripped)  # fields may be appended to it
-    for wrong_length in (parts[:-3],) if is_trip else (parts[:-1], [*parts, 0]):
+    for wrong_length in (parts[:-5],) if is_trip else (parts[:-1], [*parts, 0]):
         with pytest.raises(ProtocolError, match=f"{kind}.*expected an array of"):
             wire.decode(msgpack.packb([kind, seq, wrong_length]))
 
