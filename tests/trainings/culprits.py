@@ -496,3 +496,30 @@ spoilt(
 spoilt(**{**AFTER, "state": "inf"}, rank=1, also=[], says="no other rank's gradients were bad: rank 1 made it").each(
     gradients_that_one_rank_spoils=lambda: normalised(only=True),
 )
+
+
+@spoilt(
+    rank=1,
+    batch=7,
+    cause="overflow",
+    state="inf",
+    certainty="complete",
+    reading="bias.grad (summed)",
+    also=[0],
+    says="the bias.grad of each forward in this step was finite, and their sum is inf: float16 ends at 6.55e+04",
+)
+def gradients_that_float16_cannot_add() -> Training:
+    """Those of four forwards, each of which is half of what float16 holds."""
+    model = DistributedDataParallel(Net().half())
+
+    def loss_of(number: int) -> Any:
+        gain = 4 * 5e3 if 4 <= number < 8 and is_culprit() else 1.0
+        return model(torch.randn(8, 8).half()).float().abs().sum() * gain
+
+    training = trained(model, loss_of, lr=1e-6, accumulate=4)
+
+    def step(number: int) -> None:
+        with nullcontext() if number % 4 == 3 else model.no_sync():
+            training.step(number)
+
+    return Training(model, step)

@@ -21,7 +21,7 @@ from ..rerun.limit import WALL_SECONDS, Limit, before_a_trip
 from ..rerun.loss_graph import LossOrigin
 from ..rerun.repetition import Repeated, repeat
 from ..shared.bounded import BoundedDict
-from ..shared.types.frame import REDUCED, SHARD, Kind, Phase, ReadingSpec, State
+from ..shared.types.frame import REDUCED, SHARD, SUMMED, Kind, Phase, ReadingSpec, State
 from ..shared.types.trip import BadWeight, GrownWeight, Operator
 from ..touch.torch_private import NORMS_WITH_STATISTICS
 from .batch import BatchPart
@@ -115,7 +115,12 @@ class Evidence:
         forwards = self._forwards(frame, kind, culprit.label, part, call)
         repeated, forward = repeat(forwards)
         again = None
-        if kind in _GRADIENTS and not frame.unfound and not culprit.label.endswith(REDUCED) and part.batch.run is not None:
+        if (
+            kind in _GRADIENTS
+            and not frame.unfound
+            and not culprit.label.endswith((REDUCED, SUMMED))
+            and part.batch.run is not None
+        ):
             # Of a gradient that the guard has found: no rank waits in a collective.
             limit = Limit(time.monotonic() + WALL_SECONDS) if frame.guarded else before_a_trip()
             repeated = origin_of_gradient(part.batch.run, limit)
@@ -183,6 +188,8 @@ def _why_not(frame: PendingFrame, kind: Kind, is_compiled: bool) -> str:
     """Why there is no forward to run again."""
     if kind is Kind.PARAMETER:
         return "not run again: the weight was bad before this forward"
+    if any(row.label.endswith(SUMMED) for row in frame.spec.readings):
+        return "each forward of the step was run again, and its own gradient was finite"
     if kind in (Kind.INPUT, Kind.KEYWORD, Kind.BUFFER):
         return "not run again: what came into the module was bad"
     if frame.spec.phase is not Phase.FORWARD or kind in _GRADIENTS:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -34,7 +34,7 @@ from ...rerun.backward_rerun import OTHERWISE, OTHERWISE_COMPILED, RootRun, why_
 from ...rerun.careful import Careful, is_compiled
 from ...rerun.limit import Limit
 from ...shared.types.config import Config, Policy
-from ...shared.types.frame import Kind, Phase, ReadingSpec
+from ...shared.types.frame import SUMMED, Kind, Phase, ReadingSpec
 from ...shared.types.trip import MAX_RERUN
 from ...shared.types.tuning import Check
 from ...touch.torch_private import active_ddp, comm_hooks_of, without_modes
@@ -252,10 +252,13 @@ class Guard:
         """A gradient is not finite: runs the batches again, and trips."""
         self._batches.settle()  # what the forward shows comes first
         last, why = self._batches.life.of_backward, self._why_not()
+        sums: dict[int, Tensor] = {}
         for batch in list(self._kept) if not why else ():
-            if why := self._measure_again(batch):
+            if why := self._measure_again(batch, sums):
                 break
             self._batches.settle()
+        if not why and len(self._kept) > 1:
+            self._measure_sums(last, sums)
         came_from, was_finite = "", not why
         if not why and self._is_reduced:
             came_from = self._reduced_by or ALL_REDUCE
@@ -300,8 +303,20 @@ class Guard:
             return f"not run again: of {self._dropped + len(self._kept)} forwards of this step, only the last ones were kept"
         return ""
 
-    def _measure_again(self, batch: BatchInProgress) -> str:
-        """Runs a batch again, and adds the frames of its backward. Returns why that was not possible, or not the same."""
+    def _measure_sums(self, batch: BatchInProgress, sums: dict[int, Tensor]) -> None:
+        """What each forward of the step made was finite: their sum may not be, in the dtype of the gradients."""
+        self._recorder.forget()
+        for named in reversed(self._hooks.modules):
+            rows, gradients = _gradients(named, sums, SUMMED)
+            if any(map(is_bad, gradients)):
+                self._add(batch, named, rows, list(map(self._recorder.cell, gradients)))
+        self._batches.settle()
+
+    def _measure_again(self, batch: BatchInProgress, sums: dict[int, Tensor]) -> str:
+        """Runs a batch again, and adds the frames of its backward. Returns why that was not possible, or not the same.
+
+        ``sums``: of the gradients so far, by the ``id`` of their parameters.
+        """
         run = batch.run
         if run is None:
             return "not run again: what the model was given is not at hand"
@@ -326,6 +341,10 @@ class Guard:
         if ran.values is None:
             return f"not run again: {ran.note}"
         known = dict(zip(map(id, module.parameters()), ran.values, strict=True))
+        for parameter, gradient in known.items():
+            if gradient is not None and len(self._kept) > 1:
+                before = sums.get(parameter)
+                sums[parameter] = gradient if before is None else before.add_(gradient)
         for named in reversed(self._hooks.modules):
             rows, gradients = _gradients(named, known)
             if rows:
@@ -360,13 +379,15 @@ def _unguarded(body: Callable[..., Any]) -> Callable[..., Any]:
     return body
 
 
-def _gradients(named: NamedModule, known: dict[int, Tensor | None] | None = None) -> tuple[Rows, list[Tensor]]:
+def _gradients(
+    named: NamedModule, known: Mapping[int, Tensor | None] | None = None, mark: str = ""
+) -> tuple[Rows, list[Tensor]]:
     """The rows and values of the gradients of a module's own parameters: those in ``known``, or the real ones."""
     rows, gradients = [], []
     for name, value in named.module._parameters.items():
         gradient = None if value is None else value.grad if known is None else known.get(id(value))
         if value is not None and gradient is not None:
-            rows.append(ReadingSpec(Kind.GRADIENT, mark_shard(f"{name}.grad", value), dtype_name(value.dtype)))
+            rows.append(ReadingSpec(Kind.GRADIENT, mark_shard(f"{name}.grad", value) + mark, dtype_name(value.dtype)))
             gradients.append(gradient)
     return tuple(rows), gradients
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ..types.closeup import CloseUp
-from ..types.frame import REDUCED, State
+from ..types.frame import REDUCED, SUMMED, State
 from ..types.trip import Cause, Trip
 from . import advice, facts, sentences
 
@@ -76,6 +76,11 @@ RULES = (
     CauseRule(
         lambda t: t.unfound, Cause.GRADIENT, sentences.unfound,
         lambda t, _: advice.unfound(t),
+    ),
+    # The sum over the forwards of a step.
+    CauseRule(
+        lambda t: t.culprit.label.endswith(SUMMED), Cause.OVERFLOW, sentences.summed,
+        lambda *_: "divide each loss by the number of forwards in a step, lower the loss scale, or accumulate in float32",
     ),
     # A collective of the ranks' parts.
     CauseRule(lambda t: t.culprit.label.endswith(REDUCED), Cause.REDUCTION, sentences.reduced),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..types.frame import DTYPE_MAX, NON_FINITE, REDUCED, Frame, Kind, Phase, Reading, State
+from ..types.frame import DTYPE_MAX, NON_FINITE, REDUCED, SUMMED, Frame, Kind, Phase, Reading, State
 from ..types.trip import BadWeight, Cause, Trip
 from . import facts
 from .facts import INPUTS, Numbers
@@ -61,6 +61,13 @@ def scale(trip: Trip) -> str:
     if trip.bad_since >= 0:
         text += f"; the loss scaler has skipped steps without a break since batch {trip.bad_since}, for what was not finite"
     return text
+
+
+def summed(trip: Trip) -> str:
+    label, dtype = trip.culprit.label.removesuffix(SUMMED), trip.culprit.dtype
+    what = f"the {label} of each forward in this step was finite, and their sum is {trip.culprit.state.word}"
+    end = f": {dtype} ends at {DTYPE_MAX[dtype]:.3g}" if dtype in DTYPE_MAX else ""
+    return f"{what}{end}{scale(trip)}"
 
 
 def reduced(trip: Trip) -> str:

@@ -42,6 +42,11 @@ def of(high: float, low: float = 0.5, output: float = INF) -> Trip:
         (trip(reading("weight", NAN), reading("output", NAN)), Cause.WEIGHT, "weight was already nan"),
         (replace(GRADIENT, unfound="gone", received="all_reduce"), Cause.REDUCTION, "the weight.grad was inf before"),
         (replace(GRADIENT, unfound="gone"), Cause.GRADIENT, "the weight.grad was inf before"),
+        (
+            trip(reading("weight.grad (summed)", INF, kind=Kind.GRADIENT)),
+            Cause.OVERFLOW,
+            "the weight.grad of each forward in",
+        ),
         (trip(reading("weight.grad (reduced)", INF, kind=Kind.GRADIENT)), Cause.REDUCTION, "this rank's weight.grad was"),
         (replace(MADE, received="all_reduce"), Cause.UPSTREAM, "this rank's part was finite, and all_reduce returned nan"),
         (
