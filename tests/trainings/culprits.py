@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 import rankwatch
 from trainings.case import Training
 from trainings.parts import BAD, INF, NAN, Gain, averaged, chain, fed, kinked, labels, put, squared, trained
-from trainings.ranks import Net, alike, flat, fully, same_seed, split
+from trainings.ranks import Net, alike, flat, fully, reduce_gradients, same_seed, split
 from trainings.truths import spoilt
 
 CULPRIT: dict[str, Any] = {"rank": 1, "batch": BAD, "certainty": "complete", "state": "nan"}
@@ -420,5 +420,106 @@ for ranks, alone in ((1, None), (2, False)):
     spoilt(rank=None, cause="divergence", began=began, batches=60, ranks=ranks).each(
         **{f"a_learning_rate_that_is_too_high_on_{ranks}": lambda: diverging(10.0, at=0)}
     )
-# The loss takes three.
-spoilt(rank=None, batches=60).each(a_learning_rate_that_explodes=lambda: diverging(30.0))
+# The loss takes three: too few to tell a divergence from a flipped bit, but that the weights of all ranks went with it.
+spoilt(rank=None, cause="divergence", batches=60).each(a_learning_rate_that_explodes=lambda: diverging(30.0))
+
+
+def thrown_away(model: Any) -> Training:
+    """The first step throws the weights far away; the second group's learning rate is smaller."""
+    matrices, others = ([p for p in model.parameters() if (p.ndim > 1) is wide] for wide in (True, False))
+    groups: list[dict[str, Any]] = [{"params": matrices}, {"params": others, "lr": 1e12}]
+    return trained(model, squared(model, 4, 8), optimizer=torch.optim.AdamW(groups, lr=1e13))
+
+
+def normed() -> Any:
+    same_seed()
+    net = Net(middle=nn.LayerNorm)
+    net.second = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8))
+    return net
+
+
+THROWN: dict[str, Any] = {"rank": None, "batch": range(1, 4), "cause": "divergence", "also": [0, 1]}
+spoilt(
+    **THROWN,
+    certainty="complete",
+    says="Look at the learning rate (1e+13, 1e+12 of its groups)",
+).each(
+    a_first_step_that_is_too_large=lambda: thrown_away(DistributedDataParallel(normed())),
+    a_first_step_that_is_too_large_in_shards=lambda: thrown_away(fully(normed())),
+)
+
+
+# --- after the backwards ----------------------------------------------------------------------------------------------
+
+
+def quantised(state: Any, bucket: Any) -> Any:
+    """As int8, by the largest gradient of the bucket: 0/0 where all are 0."""
+    values = bucket.buffer()
+    scale = values.abs().max() / 127
+    work = dist.all_reduce((values / scale).round() * scale / dist.get_world_size(), async_op=True)
+    return work.get_future().then(lambda future: future.value()[0])
+
+
+quantised.__annotations__.clear()  # DDP takes classes alone
+
+
+AFTER: dict[str, Any] = {"batch": BAD, "cause": "gradient", "certainty": "complete", "state": "nan"}
+
+
+@spoilt(**AFTER, also=[1], says="made after the backwards, by the reduction (quantised), or by code that changes .grad")
+def a_hook_that_divides_by_zero() -> Training:
+    model = DistributedDataParallel(Net())
+    model.register_comm_hook(None, quantised)
+    return trained(model, lambda n: squared(model, 4, 8)(n) * (0 if n == BAD and is_culprit() else 1))
+
+
+def normalised(only: bool) -> Training:
+    """The gradients are divided by their norm. ``only``: of one rank; else of all, before they are reduced by hand."""
+    net = alike()
+
+    def between(number: int) -> None:
+        for parameter in net.parameters():
+            if not only or (is_culprit() and number == BAD):
+                parameter.grad /= parameter.grad.norm() * (0 if only else 1)
+        if not only:
+            reduce_gradients(net.parameters())
+
+    model = DistributedDataParallel(net) if only else net
+    return trained(model, lambda n: squared(model, 4, 8)(n) * (0 if n == BAD and is_culprit() else 1), between=between)
+
+
+spoilt(
+    **AFTER, also=[1], says="made after the backwards, by the reduction (all_reduce), or by code that changes .grad"
+).each(
+    gradients_of_zero_that_are_normalised=lambda: normalised(only=False),
+)
+spoilt(**{**AFTER, "state": "inf"}, rank=1, also=[], says="no other rank's gradients were bad: rank 1 made it").each(
+    gradients_that_one_rank_spoils=lambda: normalised(only=True),
+)
+
+
+@spoilt(
+    rank=1,
+    batch=7,
+    cause="overflow",
+    state="inf",
+    certainty="complete",
+    reading="bias.grad (summed)",
+    also=[0],
+    says="the bias.grad of each forward in this step was finite, and their sum is inf: float16 ends at 6.55e+04",
+)
+def gradients_that_float16_cannot_add() -> Training:
+    """Those of four forwards, each of which is half of what float16 holds."""
+    model = DistributedDataParallel(Net().half())
+
+    def loss_of(number: int) -> Any:
+        gain = 4 * 5e3 if 4 <= number < 8 and is_culprit() else 1.0
+        return model(torch.randn(8, 8).half()).float().abs().sum() * gain
+
+    training = trained(model, loss_of, lr=1e-6, accumulate=4)
+
+    def step(number: int) -> None:
+        with nullcontext() if number % 4 == 3 else model.no_sync():
+            training.step(number)
+
+    return Training(model, step)

@@ -22,8 +22,8 @@ from ..rerun.loss_graph import LossOrigin
 from ..rerun.outside import OUTSIDE, OutsideCall
 from ..rerun.repetition import Repeated, repeat
 from ..shared.bounded import BoundedDict
-from ..shared.types.frame import REDUCED, SHARD, Frame, Kind, Phase, ReadingSpec, State
-from ..shared.types.trip import BadWeight, Operator
+from ..shared.types.frame import REDUCED, SHARD, SUMMED, Frame, Kind, Phase, ReadingSpec, State
+from ..shared.types.trip import BadWeight, GrownWeight, Operator
 from ..shared.words.operators import is_own
 from ..touch.torch_private import NORMS_WITH_STATISTICS
 from .batch import BatchPart
@@ -47,6 +47,8 @@ class Gathered(NamedTuple):
     weights: tuple[BadWeight, ...] = ()
     harmless: tuple[str, ...] = ()
     recurs: bool | None = None
+    rates: tuple[float, ...] = ()
+    grown: GrownWeight | None = None
     subject: Subject = NOTHING
     is_meant: bool = False
     """Whether the reading is an inf that the code itself has written."""
@@ -117,10 +119,16 @@ class Evidence:
         outside = self._outside(frame, kind, part)
         if outside is not None:
             return self._gather_outside(outside)
+        grown = self._recorder.grown_weight(self._model.modules)
         forwards = self._forwards(frame, kind, culprit.label, part, call)
         repeated, forward = repeat(forwards)
         again = None
-        if kind in _GRADIENTS and not frame.unfound and not culprit.label.endswith(REDUCED) and part.batch.run is not None:
+        if (
+            kind in _GRADIENTS
+            and not frame.unfound
+            and not culprit.label.endswith((REDUCED, SUMMED))
+            and part.batch.run is not None
+        ):
             # Of a gradient that the guard has found: no rank waits in a collective.
             limit = Limit(time.monotonic() + WALL_SECONDS) if frame.guarded else before_a_trip()
             repeated = origin_of_gradient(part.batch.run, limit)
@@ -149,7 +157,7 @@ class Evidence:
         note = "" if forwards or again else frame.unfound or repeated.note or _why_not(frame, kind, is_compiled)
         output = call[2] if call is not None else None
         subject = Subject(forwards, forward, repeated, was_given, is_compiled, note, output, again)
-        return Gathered(operator, weights, (*labels, *own), recurs, subject, is_meant)
+        return Gathered(operator, weights, (*labels, *own), recurs, self._steps.rates, grown, subject, is_meant)
 
     def _outside(self, frame: PendingFrame, kind: Kind, part: BatchPart) -> OutsideCall | None:
         """The module outside of the model that handed it what was bad, or to the loss."""
@@ -216,6 +224,8 @@ def _why_not(frame: PendingFrame, kind: Kind, is_compiled: bool) -> str:
     """Why there is no forward to run again."""
     if kind is Kind.PARAMETER:
         return "not run again: the weight was bad before this forward"
+    if any(row.label.endswith(SUMMED) for row in frame.spec.readings):
+        return "each forward of the step was run again, and its own gradient was finite"
     if kind in (Kind.INPUT, Kind.KEYWORD, Kind.BUFFER):
         return "not run again: what came into the module was bad"
     if frame.spec.phase is not Phase.FORWARD or kind in _GRADIENTS:

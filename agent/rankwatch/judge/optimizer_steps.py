@@ -69,6 +69,12 @@ class OptimizerSteps:
         return bool(self._steps) or any(map(self.is_ours, found))
 
     @property
+    def rates(self) -> tuple[float, ...]:
+        """The learning rates of the groups of all optimizers that have stepped."""
+        groups = [group for optimizer in self._steps for group in optimizer.param_groups]
+        return tuple([float(group["lr"]) for group in groups if "lr" in group])
+
+    @property
     def has_several(self) -> bool:
         """Whether several optimizers have stepped."""
         return len(self._steps) > 1

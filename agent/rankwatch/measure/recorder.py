@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..shared.bounded import BoundedDict
 from ..shared.types.frame import SHARD, Frame, FrameSpec, Kind, Phase, Position, Reading, ReadingSpec, State
+from ..shared.types.trip import GrownWeight
 from .extremes import Unmeasurable, dtype_name, is_stored_apart, local
 from .modules import NamedModule, class_name
 from .tape import Cell, Tape
@@ -65,7 +66,8 @@ class PendingFrame:
     The first ``weights`` cells are the module's weights. ``step``: the optimizer steps done when the frame ran.
     ``reductions``: those that ended since the frame before.
     ``is_absorbed``: a loss scaler is expected to deal with what is not finite. ``guarded``: the gradient guard made it, before
-    an optimizer step; ``unfound``: why it could not be said where its gradients came from.
+    an optimizer step; ``unfound``: why it could not be said where its gradients came from; ``was_finite``: they were finite when
+    the batches were run again.
     """
 
     position: Position
@@ -78,6 +80,7 @@ class PendingFrame:
     is_absorbed: bool = False
     guarded: bool = False
     unfound: str = ""
+    was_finite: bool = False
     received: str = ""
 
     def measured(self) -> Frame:
@@ -282,6 +285,20 @@ class Recorder:
 
     def was_called(self, named: NamedModule) -> bool:
         return self._weights.is_known(named)
+
+    def grown_weight(self, modules: Iterable[NamedModule]) -> GrownWeight | None:
+        """The largest finite parameter of these modules, of those that were measured before the last steps as well."""
+        largest, found = 0.0, list[GrownWeight]()
+        for named in modules:
+            known = self._weights.known(named)
+            if known is None or known.earlier is None:
+                continue
+            for row, cell, before in zip(known.rows, known.cells, known.earlier.cells, strict=True):
+                if row.kind is Kind.PARAMETER and before.state is cell.state is State.FINITE:
+                    largest, module = max(largest, before.high), (named.names[0], class_name(named.module))
+                    found.append(GrownWeight(*module, row.label, before.high, cell.high, known.earlier.batch, 0.0))
+        first = max(found, key=lambda one: one.now, default=None)
+        return None if first is None or not largest else first._replace(largest=largest)
 
     def bad_weights(self, modules: Iterable[NamedModule]) -> list[WeightReading]:
         """After a trip, measures the weights of these modules, and returns those that are not finite, each once."""

@@ -34,7 +34,8 @@ def mark_shard(label: str, value: Tensor) -> str:
 class ModuleWeights(NamedTuple):
     """The readings of a module's own parameters and floating buffers, measured in ``batch`` after ``step`` optimizer steps.
 
-    ``finite_in`` has for each of them the last batch before in which it was measured finite; -1: none.
+    ``finite_in`` has for each of them the last batch before in which it was measured finite; -1: none. ``earlier`` is the last
+    measurement of the same rows before an optimizer step.
     """
 
     rows: tuple[ReadingSpec, ...]
@@ -44,6 +45,7 @@ class ModuleWeights(NamedTuple):
     """The forward in which to measure them again, if there was an optimizer step until then."""
     batch: int
     finite_in: tuple[int, ...]
+    earlier: ModuleWeights | None = None
 
 
 class Weights:
@@ -68,6 +70,10 @@ class Weights:
         if known is not None and (forward < known.due or (step == known.step and step > 0 and self._every)):
             return known
         return self.measure(named, forward, step)
+
+    def known(self, named: NamedModule) -> ModuleWeights | None:
+        """The module's weights as they were last measured."""
+        return self._known.get(named.number)
 
     def is_known(self, named: NamedModule) -> bool:
         """Whether the module's weights were ever measured."""
@@ -99,9 +105,12 @@ class Weights:
         ]
         found = [*own.values(), *buffers]
         rows = self._rows_of(found, len(own))
-        finite_in = _finite_in(rows, self._known.get(named.number))
+        before = self._known.get(named.number)
+        finite_in = _finite_in(rows, before)
         cells = [self._take(value) for _, value in found]
-        known = ModuleWeights(rows, cells, step, self._due(named.number, forward), self.batch, finite_in)
+        known = ModuleWeights(
+            rows, cells, step, self._due(named.number, forward), self.batch, finite_in, _earlier(rows, before, step)
+        )
         self._known[named.number] = known
         return known
 
@@ -121,6 +130,16 @@ class Weights:
         if not self._every:
             return forward
         return forward + self._every - (forward + number) % self._every
+
+
+def _earlier(rows: tuple[ReadingSpec, ...], before: ModuleWeights | None, step: int) -> ModuleWeights | None:
+    """The last measurement before an optimizer step. A shard is compared with the whole, whose abs max is no smaller."""
+    is_same = before is not None and (before.rows is rows or any(SHARD in row.label for row in rows))
+    if before is None or not is_same or len(before.rows) != len(rows):
+        return None
+    if before.step == step or (before.step < 0 and before.earlier is not None):
+        return before.earlier
+    return before._replace(earlier=None)
 
 
 def _finite_in(rows: tuple[ReadingSpec, ...], before: ModuleWeights | None) -> tuple[int, ...]:

@@ -208,7 +208,8 @@ def _first(lines: list[str], most: int = MAX_LINES) -> list[str]:
 
 def _certainty(report: Report, verdict: Verdict) -> str:
     text = f"{verdict.certainty.value}: {verdict.answered} of {verdict.world_size} ranks answered"
-    at_once = sum(trip.position == verdict.trip.position for _, trip in verdict.also)
+    unfound = bool(verdict.trip.unfound)
+    at_once = sum(trip.position == verdict.trip.position or (unfound and bool(trip.unfound)) for _, trip in verdict.also)
     finite = 0 if verdict.uneven else verdict.answered - 1 - at_once
     # The other stages of a pipeline do not have this frame, and later stages never ran this batch.
     here = "here" if report.ranks[verdict.tripped].stage == NO_STAGE else "before it"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -34,10 +34,10 @@ from ...rerun.backward_rerun import OTHERWISE, OTHERWISE_COMPILED, RootRun, why_
 from ...rerun.careful import Careful, is_compiled
 from ...rerun.limit import Limit
 from ...shared.types.config import Config, Policy
-from ...shared.types.frame import Kind, Phase, ReadingSpec
+from ...shared.types.frame import SUMMED, Kind, Phase, ReadingSpec
 from ...shared.types.trip import MAX_RERUN
 from ...shared.types.tuning import Check
-from ...touch.torch_private import active_ddp, without_modes
+from ...touch.torch_private import active_ddp, comm_hooks_of, without_modes
 from .. import backward
 from ..batches import Batches
 from ..fails_open import FailsOpen
@@ -56,6 +56,8 @@ MAX_BYTES = 256 * 2**20
 """What may be kept alive from one forward to the next, for the sake of the earlier ones."""
 
 ALL_BAD = "so were all others, as clip_grad_norm_ or a bad loss makes them: which one was bad first is not known"
+
+ALL_REDUCE = "all_reduce"
 
 Rows = tuple[ReadingSpec, ...]
 
@@ -102,7 +104,8 @@ class Guard:
         self._dropped = 0
         self._is_over = False
         """Whether an optimizer has stepped since the last forward, and another one may still do."""
-        self._is_reduced_by_ddp = False
+        self._reduced_by = ""
+        """What reduces the gradients in DDP's backward: its own all-reduce, or what the user has registered in its place."""
         self._awaits_step = False
         """Whether a backward has begun, and neither a forward nor a step since."""
         self._norm = StepNorm()
@@ -148,7 +151,8 @@ class Guard:
             self._kept.pop(0).run = None
             self._dropped += 1
         ddp = active_ddp()
-        self._is_reduced_by_ddp |= ddp is not None and torch.distributed.get_world_size() > 1
+        if ddp is not None and torch.distributed.get_world_size() > 1:
+            self._reduced_by = next((_name(hook) for hook, _ in comm_hooks_of(ddp)), ALL_REDUCE)
 
     def _mark(self, returned: OutputsCame) -> None:
         """The gradients that the loss will hand to these outputs are kept, where the root's forward can be run again."""
@@ -273,13 +277,16 @@ class Guard:
         """A gradient is not finite: runs the batches again, and trips."""
         self._batches.settle()  # what the forward shows comes first
         last, why = self._batches.life.of_backward, self._why_not()
+        sums: dict[int, Tensor] = {}
         for batch in list(self._kept) if not why else ():
-            if why := self._measure_again(batch):
+            if why := self._measure_again(batch, sums):
                 break
             self._batches.settle()
-        came_from = ""
+        if not why and len(self._kept) > 1:
+            self._measure_sums(last, sums)
+        came_from, was_finite = "", not why
         if not why and self._is_reduced:
-            came_from = "all_reduce"
+            came_from = self._reduced_by or ALL_REDUCE
             how = "run again eagerly (it runs compiled)" if self._is_compiled else "run again"
             why = f"{how}, this rank's own gradient was finite"
         elif not why:
@@ -291,7 +298,7 @@ class Guard:
         for named in reversed(self._hooks.modules):
             rows, gradients = _gradients(named)
             if rows:
-                self._add(last, named, rows, list(map(self._recorder.cell, gradients)), why, came_from)
+                self._add(last, named, rows, list(map(self._recorder.cell, gradients)), why, came_from, was_finite)
         self._batches.settle()
 
     @property
@@ -301,7 +308,7 @@ class Guard:
     @property
     def _is_reduced(self) -> bool:
         """Whether the gradients are a sum over ranks."""
-        return self._is_reduced_by_ddp or self._collectives.reductions != self._reduced_before
+        return bool(self._reduced_by) or self._collectives.reductions != self._reduced_before
 
     @property
     def _is_sharded(self) -> bool:
@@ -327,8 +334,20 @@ class Guard:
             return f"not run again: of {self._dropped + len(self._kept)} forwards of this step, only the last ones were kept"
         return ""
 
-    def _measure_again(self, batch: BatchInProgress) -> str:
-        """Runs a batch again, and adds the frames of its backward. Returns why that was not possible, or not the same."""
+    def _measure_sums(self, batch: BatchInProgress, sums: dict[int, Tensor]) -> None:
+        """What each forward of the step made was finite: their sum may not be, in the dtype of the gradients."""
+        self._recorder.forget()
+        for named in reversed(self._hooks.modules):
+            rows, gradients = _gradients(named, sums, SUMMED)
+            if any(map(is_bad, gradients)):
+                self._add(batch, named, rows, list(map(self._recorder.cell, gradients)))
+        self._batches.settle()
+
+    def _measure_again(self, batch: BatchInProgress, sums: dict[int, Tensor]) -> str:
+        """Runs a batch again, and adds the frames of its backward. Returns why that was not possible, or not the same.
+
+        ``sums``: of the gradients so far, by the ``id`` of their parameters.
+        """
         run = batch.run
         if run is None:
             return "not run again: what the model was given is not at hand"
@@ -353,6 +372,10 @@ class Guard:
         if ran.values is None:
             return f"not run again: {ran.note}"
         known = dict(zip(map(id, module.parameters()), ran.values, strict=True))
+        for parameter, gradient in known.items():
+            if gradient is not None and len(self._kept) > 1:
+                before = sums.get(parameter)
+                sums[parameter] = gradient if before is None else before.add_(gradient)
         for named in reversed(self._hooks.modules):
             rows, gradients = _gradients(named, known)
             if rows:
@@ -367,10 +390,17 @@ class Guard:
             return self._recorder.cell(gradient)
 
     def _add(
-        self, batch: BatchInProgress, named: NamedModule, rows: Rows, cells: list[Cell], why: str = "", came_from: str = ""
+        self,
+        batch: BatchInProgress,
+        named: NamedModule,
+        rows: Rows,
+        cells: list[Cell],
+        why: str = "",
+        came_from: str = "",
+        was_finite: bool = False,
     ) -> None:
         frame: PendingFrame = self._recorder.cells(batch.position, named, Phase.BACKWARD, rows, cells)
-        frame.guarded, frame.unfound, frame.received = True, why, came_from
+        frame.guarded, frame.unfound, frame.received, frame.was_finite = True, why, came_from, was_finite
         self._batches.life.begin_backward(batch)
         self._batches.add_backward(frame)
 
@@ -380,15 +410,21 @@ def _unguarded(body: Callable[..., Any]) -> Callable[..., Any]:
     return body
 
 
-def _gradients(named: NamedModule, known: dict[int, Tensor | None] | None = None) -> tuple[Rows, list[Tensor]]:
+def _gradients(
+    named: NamedModule, known: Mapping[int, Tensor | None] | None = None, mark: str = ""
+) -> tuple[Rows, list[Tensor]]:
     """The rows and values of the gradients of a module's own parameters: those in ``known``, or the real ones."""
     rows, gradients = [], []
     for name, value in named.module._parameters.items():
         gradient = None if value is None else value.grad if known is None else known.get(id(value))
         if value is not None and gradient is not None:
-            rows.append(ReadingSpec(Kind.GRADIENT, mark_shard(f"{name}.grad", value), dtype_name(value.dtype)))
+            rows.append(ReadingSpec(Kind.GRADIENT, mark_shard(f"{name}.grad", value) + mark, dtype_name(value.dtype)))
             gradients.append(gradient)
     return tuple(rows), gradients
+
+
+def _name(hook: Any) -> str:
+    return str(getattr(hook, "__name__", type(hook).__name__))
 
 
 def _bytes(batch: BatchInProgress) -> int:

@@ -109,6 +109,9 @@ SHARD = " (shard"
 REDUCED = " (reduced)"
 """Label suffix: a gradient after it was reduced over the ranks, as in ``weight.grad (reduced)``."""
 
+SUMMED = " (summed)"
+"""Label suffix: a gradient summed over the forwards of a step, each of which was finite, as in ``weight.grad (summed)``."""
+
 NO_LOSS = -1.0
 """In the place of a loss's abs max: no loss was measured."""
 

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from typing import Annotated, NamedTuple, TypeAlias
 
 from ..str_enum import StrEnum
-from .fields import MAX_CLOSEUP, MAX_RING, MAX_ROWS, BatchNumber, Items, Shape, integer, number
+from .fields import MAX_CLOSEUP, MAX_RING, MAX_ROWS, AnyFloat, BatchNumber, Items, Shape, integer, number
 from .frame import BEGINNING, Frame, Moment, Position, Reading
 
 MAX_RERUN = 30.0
 """Seconds within which the gradient guard runs a batch again. No rank waits in a collective meanwhile, unless its own is
 slower."""
+
+MAX_RATES = 64
+"""Groups of parameters whose learning rate is sent."""
 
 _Readings: TypeAlias = Annotated[tuple[Reading, ...], Items(MAX_RING)]
 
@@ -82,6 +85,21 @@ class BadWeight:
     facts: Annotated[tuple[UpdateFact, ...], Items(8)] = ()
 
 
+class GrownWeight(NamedTuple):
+    """The largest parameter: its abs max ``before`` the last optimizer steps, in ``batch``, and ``now``.
+
+    ``largest`` is that of all parameters before these steps.
+    """
+
+    module: str
+    module_class: str
+    label: str
+    before: AnyFloat
+    now: AnyFloat
+    batch: BatchNumber
+    largest: AnyFloat
+
+
 class Source(NamedTuple):
     """A line of the user's code: the innermost one outside of torch. ``text`` is the line itself; empty if it cannot be read."""
 
@@ -139,7 +157,7 @@ class Trip:
     inf. ``received`` is one whose sum was nan, so that another rank's part was bad. ``changed`` is the module whose finite
     output was changed in place, unseen by autograd, and then was bad as the culprit or its input. All empty: none.
     ``gradients`` tells whether gradients were watched.
-    ``recurs`` tells whether the repeated forward or backward was bad again; None: it was not repeated.
+    ``recurs`` tells whether the repeated forward or backward was bad again; None: it was not repeated, or not as it was.
     ``guarded`` tells that the gradient guard found it before an optimizer step, which was not taken. ``unfound``: why it is
     not known where such a gradient came from; empty: this rank ran its batch again, and its own gradient was bad.
     ``closeup_within`` is the seconds within which a CLOSEUP of this trip follows; 0: none does.
@@ -147,7 +165,7 @@ class Trip:
     that returned what is not finite. None: there was none. ``operator`` is then one of that module.
     ``bad_since`` is the first of the batches in a row whose bad gradients a loss scaler had absorbed before; -1: none.
     ``first_of_step`` is the rank's first batch since the last optimizer step; -1: not told. ``looked_at`` is where the rank was
-    as the guard looked at the gradients; BEGINNING: not told.
+    as the guard looked at the gradients; BEGINNING: not told. ``rates`` are the learning rates of the optimizers' groups.
     """
 
     position: Position
@@ -175,6 +193,8 @@ class Trip:
     unfound: str = ""
     first_of_step: BatchNumber = -1
     looked_at: Moment = BEGINNING
+    rates: Annotated[tuple[AnyFloat, ...], Items(MAX_RATES)] = ()
+    grown: GrownWeight | None = None
     outside: Frame | None = None
 
     def check_parts(self) -> None:

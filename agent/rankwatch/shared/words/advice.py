@@ -9,6 +9,11 @@ from .facts import INPUTS, bad_root_inputs
 from .operators import explain, explain_gradient
 from .updates import tell
 
+_PRODUCTS = (
+    "Linear", "Bilinear", "Embedding", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d",
+)  # fmt: skip
+"""Modules whose backward has no operator with an infinite slope."""
+
 _SINCE = "look at the gradients and optimizer steps since it was last finite; if it never was, at the checkpoint"
 
 
@@ -133,20 +138,12 @@ def gradient(trip: Trip, closeup: CloseUp | None) -> str:
     return f"look in {module} for a sqrt, norm, log or division near 0: add an epsilon inside{scale(trip)}"
 
 
-_PRODUCTS = (
-    *(
-        "Linear",
-        "Bilinear",
-        "Embedding",
-        "Conv1d",
-        "Conv2d",
-        "Conv3d",
-        "ConvTranspose1d",
-        "ConvTranspose2d",
-        "ConvTranspose3d",
-    ),
-)
-"""Modules whose backward has no operator with an infinite slope."""
+def unfound(trip: Trip) -> str:
+    """Of a bad gradient whose origin the guard did not find."""
+    where = "the other ranks" if trip.received else "what changes .grad between the backward and the optimizer step"
+    if trip.collective:
+        where = f"{trip.collective}, at the dtype that it sums in and what it divides by, at {where}"
+    return f"look at {where}, and at terms of the loss that are made of the parameters{scale(trip)}"
 
 
 def scale(trip: Trip) -> str:

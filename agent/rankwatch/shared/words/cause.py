@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from ..types.closeup import CloseUp
-from ..types.frame import REDUCED, State
+from ..types.frame import REDUCED, SUMMED, State
 from ..types.trip import Cause, Trip
 from . import advice, facts, sentences
 
@@ -74,12 +74,17 @@ RULES = (
     ),
     # The gradient guard did not find where a gradient came from.
     CauseRule(
-        lambda t: t.unfound and t.received and t.culprit.state is State.INF, Cause.REDUCTION,
+        lambda t: t.unfound and (t.received or t.collective) and t.culprit.state is State.INF, Cause.REDUCTION,
         lambda t: sentences.unfound(t, "the sum over the ranks may be beyond its dtype, or "),
     ),
     CauseRule(
         lambda t: t.unfound, Cause.GRADIENT, sentences.unfound,
-        lambda t, _: f"look at the other ranks, and at terms of the loss that are made of the parameters{advice.scale(t)}",
+        lambda t, _: advice.unfound(t),
+    ),
+    # The sum over the forwards of a step.
+    CauseRule(
+        lambda t: t.culprit.label.endswith(SUMMED), Cause.OVERFLOW, sentences.summed,
+        lambda *_: "divide each loss by the number of forwards in a step, lower the loss scale, or accumulate in float32",
     ),
     # A module outside of the model, such as a frozen VAE, handed it what was bad.
     CauseRule(

@@ -38,11 +38,14 @@ ALREADY = 1.0
 """Neither rule holds where the loss before was already so many doublings above all others: it was on its way."""
 
 JUMPED = 3.0
-"""Doublings of an input above the earlier ones: the data did it."""
+"""Doublings of an input above the earlier ones: the data did it. And of the largest weight within a few optimizer steps."""
 
 ALIKE = 1 / 3
 """When the loss of the first rank leaves, the others must have risen by this share of its doublings."""
 
+
+SHOWN = 4
+"""Learning rates that are told."""
 
 MAX_TABLES = 64
 """Frame tables of which a process remembers the place of the loss."""
@@ -201,16 +204,33 @@ class OwnLosses:
         if cause not in REPLACED or trip.position.eval:
             return cause, evidence
         found = find_divergence(self._history, [], [self._history], trip.position.batch)
-        return (cause, evidence) if found is None else (Cause.DIVERGENCE, end_of(found, cause, evidence))
+        return (cause, evidence) if found is None else (Cause.DIVERGENCE, end_of(found, trip, cause, evidence))
 
 
-def end_of(found: Divergence, cause: Cause, evidence: str) -> str:
+def end_of(found: Divergence, trip: Trip, cause: Cause, evidence: str) -> str:
     """The evidence of a divergence, and that of the trip at its end."""
-    return f"{describe_divergence(found)}; at the end ({cause.value}): {evidence}"
+    return f"{describe_divergence(found, trip.rates)}; at the end ({cause.value}): {evidence}"
 
 
-def describe_divergence(found: Divergence) -> str:
-    """The evidence in a sentence."""
+def have_weights_left(trips: Sequence[Trip]) -> bool:
+    """Whether, on all of these ranks alike, the weights grew over an optimizer step as no training's do that converges."""
+    grown = [trip.grown for trip in trips if trip.grown is not None and trip.grown.now > 0]
+    rises = [math.log2(one.now / one.largest) for one in grown]
+    return len(rises) == len(trips) and min(rises) >= JUMPED and min(rises) >= ALIKE * max(rises)
+
+
+def end_of_weights(trips: Sequence[Trip], cause: Cause, evidence: str) -> str:
+    """As ``end_of``, of weights that have left their range on all of these ranks."""
+    grown = trips[0].grown
+    assert grown is not None
+    module = f"{grown.module or '(root)'} ({grown.module_class})"
+    was = f"abs max {grown.now:.3g}, and {grown.before:.3g} in batch {grown.batch}"
+    left = f"the weights left their range within a few optimizer steps on all {len(trips)} ranks"
+    return f"{left}: {grown.label} of {module} had {was}. {_look(trips[0].rates)}; at the end ({cause.value}): {evidence}"
+
+
+def describe_divergence(found: Divergence, rates: Sequence[float] = ()) -> str:
+    """The evidence in a sentence. ``rates``: the learning rates, if they are known."""
     what = "the loss" if found.is_loss else f"the {found.label} of the root (the loss is not known)"
     who = f" on all {found.ranks} ranks that were compared" if found.ranks > 1 else ""
     text = (
@@ -219,7 +239,13 @@ def describe_divergence(found: Divergence) -> str:
     if found.last_batch > found.batch:
         text += f", {found.last:.3g} in batch {found.last_batch}"
     fed = "; no input of the root had jumped" if found.has_inputs else ""
-    return f"{text}{fed}. Look at the learning rate, its warm-up and the clipping of gradients"
+    return f"{text}{fed}. {_look(rates)}"
+
+
+def _look(rates: Sequence[float]) -> str:
+    shown = ", ".join(f"{rate:.3g}" for rate in rates[:SHOWN]) + (", ..." if len(rates) > SHOWN else "")
+    known = f" ({shown}{' of its groups' if len(rates) > 1 else ''})" if rates else ""
+    return f"Look at the learning rate{known}, its warm-up and the clipping of gradients"
 
 
 def _heights(entries: Sequence[LossEntry]) -> list[float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..types.frame import DTYPE_MAX, NON_FINITE, REDUCED, Frame, Kind, Phase, Reading, State
+from ..types.frame import DTYPE_MAX, NON_FINITE, REDUCED, SUMMED, Frame, Kind, Phase, Reading, State
 from ..types.trip import LOSS, BadWeight, Cause, Trip
 from . import facts
 from .facts import INPUTS, Numbers
@@ -53,11 +53,18 @@ def uninitialised(trip: Trip) -> str:
 def unfound(trip: Trip, how: str = "") -> str:
     """A bad gradient whose origin the gradient guard did not find."""
     what = f"the {trip.culprit.label} was {trip.culprit.state.word} before the optimizer step, which was not taken"
-    way = (
-        f": {how}it came from another rank, or by a way that does not lead through the model's outputs, "
-        "such as a term of the loss that is made of the parameters"
+    term = (
+        "by a way that does not lead through the model's outputs, such as a term of the loss that is made of the parameters"
     )
-    return f"{what}; {trip.unfound}{way if trip.received else ''}{scale(trip)}"
+    way = ""
+    if trip.received:
+        way = f": {how}it came from another rank, or {term}"
+    elif trip.collective:  # what all ranks said, put together
+        way = (
+            f", and so was each other rank's: {how}made after the backwards, by the reduction ({trip.collective}), or by code "
+            f"that changes .grad; or {term}"
+        )
+    return f"{what}; {trip.unfound}{way}{scale(trip)}"
 
 
 def scale(trip: Trip) -> str:
@@ -66,6 +73,13 @@ def scale(trip: Trip) -> str:
     if trip.bad_since >= 0:
         text += f"; the loss scaler has skipped steps without a break since batch {trip.bad_since}, for what was not finite"
     return text
+
+
+def summed(trip: Trip) -> str:
+    label, dtype = trip.culprit.label.removesuffix(SUMMED), trip.culprit.dtype
+    what = f"the {label} of each forward in this step was finite, and their sum is {trip.culprit.state.word}"
+    end = f": {dtype} ends at {DTYPE_MAX[dtype]:.3g}" if dtype in DTYPE_MAX else ""
+    return f"{what}{end}{scale(trip)}"
 
 
 def reduced(trip: Trip) -> str:

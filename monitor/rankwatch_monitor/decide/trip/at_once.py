@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from rankwatch.shared.types.trip import Cause, Trip
 from rankwatch.shared.words.text import name_spans
@@ -17,19 +18,44 @@ def rank_order(rank: int, trip: Trip) -> tuple[int, int]:
     return (2 if trip.is_from_others or trip.unfound else 0 if _has_bad_shard(trip) else 1), rank
 
 
-def who_has_it(first: int, at_once: Sequence[int], trips: Mapping[int, Trip], cause: Cause) -> list[int]:
-    """The ranks that tripped at once with the same bad reading, which came to all of them; the first one's is ``cause``."""
+def who_has_it(first: int, at_once: Sequence[int], trips: Mapping[int, Trip], cause: Cause, world_size: int) -> list[int]:
+    """The ranks that tripped at once with the same bad reading, as it came to all of them, or as no rank is without it.
+
+    ``cause``: of the first one.
+    """
+    same = _reading(trips[first])
     if cause not in _SHARED:
-        return [first]
-    same, is_found = _reading(trips[first]), not trips[first].unfound
-    return [rank for rank in at_once if _reading(trips[rank]) == same and (not trips[rank].unfound) == is_found]
+        all_alike = len(at_once) == world_size and all(_reading(trips[rank]) == same for rank in at_once)
+        return list(at_once) if all_alike else [first]
+    if trips[first].unfound:  # of shards, each rank sees others
+        return [rank for rank in at_once if trips[rank].unfound]
+    return [rank for rank in at_once if _reading(trips[rank]) == same and not trips[rank].unfound]
 
 
-def tell_apart(ranks: Sequence[int], trips: Mapping[int, Trip], cause: Cause, world_size: int) -> tuple[bool, str]:
+def put_together(ranks: Sequence[int], trips: Mapping[int, Trip], world_size: int, *, have_all_answered: bool) -> Trip:
+    """The trip of the first of these ranks, which have one bad gradient, in the light of what the others said.
+
+    A rank that ran its batches again, and was finite, supposes that it came from another rank. It did not if all ranks say so,
+    or if all others had finite gradients.
+    """
+    first = trips[ranks[0]]
+    if not (first.unfound and first.received):
+        return first
+    if len(ranks) == world_size and all(trips[rank].recurs is False for rank in ranks):
+        return replace(first, received="", collective=first.received)
+    return replace(first, received="") if len(ranks) == 1 and have_all_answered else first
+
+
+def tell_apart(
+    ranks: Sequence[int], trips: Mapping[int, Trip], cause: Cause, world_size: int, *, have_all_answered: bool
+) -> tuple[bool, str]:
     """Whether one of these ranks, which all have it, can be told to be the culprit; and what is to be said of them."""
     if len(ranks) < 2:
-        is_told = world_size == 1 or not trips[ranks[0]].unfound
-        return is_told, "" if is_told else "which rank made it is not known"
+        if world_size == 1 or not trips[ranks[0]].unfound:
+            return True, ""
+        if have_all_answered:
+            return True, f"no other rank's gradients were bad: rank {ranks[0]} made it"
+        return False, "which rank made it is not known"
     if len(ranks) == world_size:
         have = "both ranks have it" if world_size == 2 else f"all {world_size} ranks have it"
     else:
@@ -37,6 +63,8 @@ def tell_apart(ranks: Sequence[int], trips: Mapping[int, Trip], cause: Cause, wo
         have = f"{name_spans(ranks)}{every} have it"
     if cause is Cause.REDUCTION:
         return False, have
+    if cause not in _SHARED:
+        return False, f"{have} at once"
     here = [rank for rank in ranks if _has_bad_shard(trips[rank])]
     elsewhere = [rank for rank in ranks if trips[rank].weights and rank not in here]
     if here and elsewhere:
@@ -46,6 +74,8 @@ def tell_apart(ranks: Sequence[int], trips: Mapping[int, Trip], cause: Cause, wo
     if elsewhere:
         return False, f"{have}, but no bad value is in the shards of {name_spans(elsewhere)}"
     if cause is Cause.WEIGHT and (first.optimizer_step == 0 or (first.weights[:1] and tell(first.weights[0])[0])):
+        return False, have
+    if first.unfound and len(ranks) == world_size and all(trips[rank].recurs is False for rank in ranks):
         return False, have
     if first.unfound:
         return False, f"{have}; which one made it is not known"

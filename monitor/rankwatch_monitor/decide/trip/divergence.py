@@ -38,7 +38,7 @@ class LossHistories:
 
     def find(self, verdict: Verdict, ranks: Mapping[int, Rank]) -> Divergence | None:
         """The divergence that ended with this trip."""
-        if verdict.cause not in REPLACED or verdict.trip.position.eval:
+        if verdict.cause not in (*REPLACED, Cause.DIVERGENCE) or verdict.trip.position.eval:
             return None
         tripped = verdict.tripped
         with_loss = [rank for rank, history in self._of_ranks.items() if history.rows is not None and history.rows.is_loss]
@@ -57,7 +57,7 @@ class LossHistories:
 
 def blame_all(verdict: Verdict, found: Divergence) -> Verdict:
     """The verdict, without a single culprit. What tripped at the end stays in its evidence."""
-    evidence = end_of(found, verdict.cause, verdict.evidence)
+    evidence = end_of(found, verdict.trip, verdict.cause, verdict.evidence)
     return replace(verdict, cause=Cause.DIVERGENCE, evidence=evidence, divergence=found)
 
 

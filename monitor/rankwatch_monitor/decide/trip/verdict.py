@@ -19,10 +19,10 @@ from rankwatch.shared.str_enum import StrEnum
 from rankwatch.shared.types.frame import BEGINNING, NO_STAGE, Moment, Phase
 from rankwatch.shared.types.trip import Cause, Trip
 from rankwatch.shared.words.cause import classify
-from rankwatch.shared.words.divergence import Divergence
+from rankwatch.shared.words.divergence import REPLACED, Divergence, end_of_weights, have_weights_left
 from rankwatch.shared.words.text import name_ranks, name_spans
 
-from .at_once import rank_order, tell_apart, who_has_it
+from .at_once import put_together, rank_order, tell_apart, who_has_it
 
 END = 1 << 62
 """In the place of a batch, eval or frame: after all others."""
@@ -151,6 +151,8 @@ class Verdict:
         """Whom reports call the culprit; ``name`` is the full name of the rank ``tripped``."""
         if self.rank is None:
             return NO_SINGLE_RANK
+        if len(self.alike) == 1:
+            return f"{NO_SINGLE_RANK} is known ({name_spans(self.alike)} of {self.world_size} has it)"
         at_once = f"{name_spans(self.alike)} of {self.world_size} at once"
         return f"{NO_SINGLE_RANK} ({at_once})" if self.alike else name
 
@@ -185,15 +187,21 @@ def elect(
         return None, describe_waiting(waited_for, target)
     doubts = [*_explain(silent, witnesses, window), *([uneven] if uneven else [])]
     reason = "; ".join(doubts) or f"every rank has passed this frame{_of_stage(target.stage)} or tripped itself"
-    cause, evidence = classify(trips[first])
+    cause, _ = classify(trips[first])
     at_once = [rank for rank in order if times[rank].order == target.order]
-    alike = who_has_it(first, at_once, trips, cause)
-    is_told, which = tell_apart(alike, trips, cause, world_size)
+    alike = who_has_it(first, at_once, trips, cause, world_size)
+    is_told, which = tell_apart(alike, trips, cause, world_size, have_all_answered=not silent)
+    trip = put_together(alike, trips, world_size, have_all_answered=not silent)
+    cause, evidence = classify(trip)
+    evidence = f"{evidence}; {which}" if which else evidence
+    told = [trips[rank] for rank in alike]
+    if len(alike) == world_size > 1 and not is_told and cause in REPLACED and have_weights_left(told):
+        cause, evidence = Cause.DIVERGENCE, end_of_weights(told, cause, evidence)
     verdict = Verdict(
         tripped=first,
-        trip=trips[first],
+        trip=trip,
         cause=cause,
-        evidence=f"{evidence}; {which}" if which else evidence,
+        evidence=evidence,
         certainty=Certainty.PARTIAL if doubts else Certainty.COMPLETE,
         missing=tuple(silent),
         also=tuple((rank, trips[rank]) for rank in order[1:]),

@@ -13,7 +13,8 @@ from desk import Desk, connected
 from makers import INF, NAN, reading
 from rankwatch.shared.types import messages
 from rankwatch.shared.types.frame import Kind, Phase
-from rankwatch.shared.types.trip import BadWeight, Trip
+from rankwatch.shared.types.trip import MAX_RERUN, BadWeight, Cause, GrownWeight, Trip
+from rankwatch.shared.words.cause import advise
 from rankwatch_monitor.decide.trip.verdict import Certainty, Verdict
 from rankwatch_monitor.views import as_json, text
 
@@ -106,14 +107,66 @@ def test_a_gradient_whose_origin_no_rank_found_blames_none() -> None:
     assert found.alike == (0, 1)
     assert found.evidence.endswith("both ranks have it; which one made it is not known")
     found = verdict_of(None, guarded_trip("not run again: its tensors are sharded"))
-    assert found.alike == (1,)
-    assert found.evidence.endswith("which rank made it is not known")
+    assert (found.rank, found.alike) == (1, ())
+    assert found.evidence.endswith("no other rank's gradients were bad: rank 1 made it")
+
+
+def test_what_no_rank_has_made_in_a_backward_was_made_after_it() -> None:
+    finite = replace(guarded_trip("run again, this rank's own gradient was finite", received="quantised"), recurs=False)
+    found = verdict_of(finite, finite)
+    assert (found.alike, found.certainty) == ((0, 1), Certainty.COMPLETE)
+    assert "made after the backwards, by the reduction (quantised), or by code that changes .grad" in found.evidence
+    assert "another rank" not in found.evidence
+    assert advise(found.cause, found.trip, None).startswith("look at quantised, at the dtype that it sums in")
+    found = verdict_of(finite, replace(finite, recurs=None))
+    assert "it came from another rank" in found.evidence
+    assert found.evidence.endswith("both ranks have it; which one made it is not known")
+    assert advise(found.cause, found.trip, None).startswith("look at the other ranks")
+
+
+def test_what_one_rank_alone_has_came_from_no_other() -> None:
+    finite = replace(guarded_trip("run again, this rank's own gradient was finite", received="all_reduce"), recurs=False)
+    found = verdict_of(None, finite, None)
+    assert (found.rank, found.alike, found.certainty) == (1, (), Certainty.COMPLETE)
+    assert "another rank" not in found.evidence
+    assert "the other ranks" not in advise(found.cause, found.trip, None)
+
+
+def test_of_one_rank_whose_others_did_not_answer_it_is_not_said_that_it_made_it() -> None:
+    desk = connected(2)
+    desk.receive(
+        0, messages.Tripped(1, guarded_trip("run again, this rank's own gradient was finite", received="all_reduce"))
+    )
+    desk.wait(2.1 + MAX_RERUN)
+    assert (desk.decided.alike, desk.decided.certainty) == ((0,), Certainty.PARTIAL)
+    assert desk.decided.who("") == "no single rank is known (rank 0 of 2 has it)"
+    assert desk.decided.evidence.endswith("which rank made it is not known")
 
 
 def test_ranks_that_trip_at_once_of_themselves_are_named_each() -> None:
     found = verdict_of(*[makers.trip(at=(3, 0, 1))] * 3)
+    assert (found.rank, found.alike) == (0, (0, 1, 2))
+    assert found.evidence.endswith("all 3 ranks have it at once")
+    found = verdict_of(*[makers.trip(at=(3, 0, 1))] * 2, None)
     assert (found.rank, found.alike) == (0, ())
     assert "ranks" not in found.evidence
+
+
+def grown(now: float, before: float = 1.0) -> GrownWeight:
+    return GrownWeight("norm", "LayerNorm", "weight", before, now, 2, 1.5)
+
+
+def test_weights_that_left_their_range_on_all_ranks_are_a_divergence() -> None:
+    trip = replace(makers.trip(at=(3, 0, 1)), grown=grown(31.0), rates=(3.0, 0.1))
+    found = verdict_of(trip, replace(trip, grown=grown(40.0)))
+    assert (found.rank, found.cause, found.alike) == (None, Cause.DIVERGENCE, (0, 1))
+    assert (
+        "weight of norm (LayerNorm) had abs max 31, and 1 in batch 2. Look at the learning rate (3, 0.1 of" in found.evidence
+    )
+    for other in (grown(3.0), None, grown(1e30)):  # of one rank alone, as by a bit that flipped
+        found = verdict_of(trip, replace(trip, grown=other))
+        assert (found.rank, found.cause, found.alike) == (0, Cause.OVERFLOW, (0, 1))
+    assert verdict_of(trip, None).cause is Cause.OVERFLOW
 
 
 def test_another_weight_at_the_same_moment_is_another_one() -> None:

@@ -45,8 +45,8 @@ MESSAGES: list[messages.Message] = [
 ]
 OF_EACH = pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
 
-OPTIONAL = {messages.Tripped: (12, 19, 25), messages.LookedCloser: (0,)}
-"""The parts that may be nothing: the operator, the call outside of the model, and whether the trip recurs."""
+OPTIONAL = {messages.Tripped: (12, 19, 26, 27), messages.LookedCloser: (0,)}
+"""The parts that may be nothing: the operator, whether the trip recurs, the weight that grew, the call outside of the model."""
 
 
 # fmt: off
@@ -78,7 +78,7 @@ def test_golden_bytes() -> None:
     trip = wire.encode(messages.Tripped(1, makers.trip(loss_scale=1024.0)))
     assert trip.hex().endswith(
         "9202030600" "01" "cb408f400000000000" "cb4090000000000000" "90" "c0" "90" "a0" "ff" "a0a0" "c2" "c0"
-        "cb0000000000000000" "c2a0" "ff" "9400ff0000" "c0"
+        "cb0000000000000000" "c2a0" "ff" "9400ff0000" "90c0" "c0"
     )
 
 
@@ -157,7 +157,7 @@ def test_what_an_older_agent_does_not_send_has_its_default() -> None:
     assert wire.decode(msgpack.packb(msgpack.unpackb(wire.encode(beat))[:-2])) == beat
     kind, seq, parts = msgpack.unpackb(wire.encode(messages.Tripped(5, trip)))
     older = messages.Tripped(5, trip)
-    assert repr(wire.decode(msgpack.packb([kind, seq, parts[:-2]]))) == repr(older)
+    assert repr(wire.decode(msgpack.packb([kind, seq, parts[:-4]]))) == repr(older)
     assert repr(wire.decode(msgpack.packb([kind, seq, [*parts, "more"]]))) == repr(older)
 
 

@@ -107,7 +107,7 @@ def weights(*finite_in: int, at: int, step: int | None = None, kind: Kind = Kind
         (Cause.GRADIENT, replace(HALF, operator=MATMUL), None, "train in bfloat16, or scale what goes into decoder.wo"),
         (Cause.GRADIENT, replace(FULL, operator=NAN_TIMES), None, "where this inf was put in, or clamp what goes in, at"),
         (Cause.GRADIENT, replace(FULL, loss_scale=65536.0), None, "lower the loss scale, which was 65536"),
-        (Cause.GRADIENT, replace(FULL, unfound="gone"), None, "look at the other ranks"),
+        (Cause.GRADIENT, replace(FULL, unfound="gone"), None, "look at what changes .grad between the backward and the"),
         (Cause.GRADIENT, ARRIVED, None, "look where the cause says that it was born"),
         (Cause.GRADIENT, FULL, None, "the backward of decoder.wo is a product"),
         (Cause.GRADIENT, OWN, None, "look in mine for a sqrt"),

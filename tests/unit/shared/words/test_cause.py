@@ -47,6 +47,11 @@ def of(high: float, low: float = 0.5, output: float = INF) -> Trip:
         (replace(GRADIENT, unfound="gone", received="all_reduce"), Cause.REDUCTION, "the weight.grad was inf before"),
         (replace(GRADIENT, unfound="gone"), Cause.GRADIENT, "the weight.grad was inf before"),
         (
+            trip(reading("weight.grad (summed)", INF, kind=Kind.GRADIENT)),
+            Cause.OVERFLOW,
+            "the weight.grad of each forward in",
+        ),
+        (
             replace(FED, outside=frame(reading("input[0]", NAN), reading("output", NAN), module="vae")),
             Cause.DATA,
             "input[0] of vae (Linear), which is not trained and ran before, was nan",
