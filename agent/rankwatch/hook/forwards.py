@@ -91,6 +91,9 @@ class Forwards:
         self.compiled_given = doors.guarded(self._compiled_given)
         self.compiled_returned = doors.guarded(self._compiled_returned)
 
+    def is_running(self) -> bool:
+        return self._running.is_here()
+
     def tune(self, tuning: Tuning) -> None:
         """Changes options from the next forward on. For any thread."""
         self._tunings.append(tuning)
@@ -124,7 +127,7 @@ class Forwards:
         elif backward.is_running():
             if self._life.of_backward.is_full and not self._running.is_captured():
                 self._recompute(named, args, kwargs, output)
-        elif not self._running.is_captured():
+        elif not self._running.is_captured() and not self._hooks.is_run_by_another(named.module):
             self._leave_alone(named, args, kwargs, output)
 
     def _leave_alone(self, named: NamedModule, args: Any, kwargs: Any, output: Any) -> None:

@@ -33,6 +33,10 @@ RARELY = 16
 """Forwards between two looks at the modules, where only the root is measured."""
 
 
+_all: weakref.WeakSet[Hooks] = weakref.WeakSet()
+"""Those of all models that are watched: two may share a part."""
+
+
 class ForwardHooks(Protocol):
     """What the hooks of modules call. Each catches the errors of its body, so that they do not stop the training.
 
@@ -40,6 +44,9 @@ class ForwardHooks(Protocol):
     forward raised. For each other watched module: ``leave(named, args, kwargs, output)``. In a compiled model:
     ``handed(calls, numbers)`` instead (see ``traced``).
     """
+
+    def is_running(self) -> bool:
+        """Whether the root's forward runs in the calling thread."""
 
     enter: Callable[..., None]
     leave: Callable[..., None]
@@ -107,6 +114,7 @@ class Hooks:
             register_optimizer_step_post_hook(after),
         ]
         _remove(_abandoned)
+        _all.add(self)
         _guard_hooks()
         _forget_compiled()
         hide_hooks()
@@ -206,6 +214,20 @@ class Hooks:
         """The names of a module of the model; None if it is another model's."""
         return self._known.get(id(module))
 
+    @property
+    def own(self) -> list[NamedModule]:
+        """The modules that no other watched model has; all, if there is no such module."""
+        if len(_all) == 1:
+            return self.modules
+        others = [hooks for hooks in _all if hooks is not self]
+        found = [named for key, named in self._known.items() if not any(key in one._known for one in others)]
+        return found if any(map(_has_parameters, found)) else self.modules
+
+    def is_run_by_another(self, module: nn.Module) -> bool:
+        """Whether another watched model, which has this module too, runs its forward in the calling thread."""
+        others = [hooks for hooks in _all if hooks is not self] if len(_all) > 1 else ()
+        return any(id(module) in one._known and one._calls is not None and one._calls.is_running() for one in others)
+
     def running(self) -> NamedModule:
         """The module of the model whose forward is innermost on the caller's stack; the root if there is none."""
         for frame in outwards(sys._getframe(1)):
@@ -225,6 +247,7 @@ class Hooks:
         for handles in self._handles.values():
             _remove(handles)
         self._handles.clear()
+        _all.discard(self)
         for module in self.root.modules():
             _remove_moved(module)
         self._known.clear()
@@ -380,6 +403,10 @@ def _forget_compiled() -> None:
     dynamo = sys.modules.get("torch._dynamo")
     if dynamo is not None:
         dynamo.reset()
+
+
+def _has_parameters(named: NamedModule) -> bool:
+    return bool(named.module._parameters)
 
 
 def _weakly(function: Callable[..., Any]) -> Callable[..., Any]:

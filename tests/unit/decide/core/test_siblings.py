@@ -100,7 +100,6 @@ def test_no_run_is_said_to_be_stopped_by_one_that_was_itself_only_stopped() -> N
     desk = two_models()
     for rank in (0, 1):
         desk.handle(Received(peer(2, rank), makers.hello(rank, 2, job="job", model=2, start="one")))
-    trip_of = desk.ledger.runs
     desk.handle(Received(peer(0, 1), messages.Tripped(1, makers.trip())))
     desk.wait(3.0)
     leave(desk, 1, 1, "aborted")
