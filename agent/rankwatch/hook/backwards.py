@@ -14,6 +14,7 @@ from .fails_open import FailsOpen
 from .hooks import Hooks
 from .loss import losses_of, versions_of
 from .running import RunningRoots, is_capturing
+from .stage import is_rehearsal
 
 
 class Backwards:
@@ -52,7 +53,7 @@ class Backwards:
 
     def _backward_begins(self, args: Any, kwargs: Any) -> None:
         self._running.recover()
-        if is_capturing() or self._doors.is_off or not self._sees_losses or self._running.depth:
+        if is_capturing() or self._doors.is_off or not self._sees_losses or self._running.depth or is_rehearsal():
             return
         losses, is_own = losses_of(args, kwargs), self._running.is_own()
         versions = versions_of(self._model.own) if losses and is_own else None

@@ -132,6 +132,8 @@ class Forwards:
 
     def _leave_alone(self, named: NamedModule, args: Any, kwargs: Any, output: Any) -> None:
         """A module was called directly, between two batches."""
+        if is_rehearsal():  # the loss, say, calls a part of the stage
+            return
         self._settler.raise_waiting()
         is_first = self.open_direct(torch.is_grad_enabled())
         batch = self._life.of_forward
