@@ -112,7 +112,8 @@ class Forwards:
         if is_outermost:
             self._open_batch(self._origin_of(self._hooks.root.training, torch.is_grad_enabled()))
             self._batches.enter(named, args, kwargs)
-            self._hooks.rest(unless=not self._life.may_rest or self._doors.abort is not None)
+            if self._doors.abort is None:
+                self._hooks.rest(wholly=self._life.may_rest)
             self._feed.tell(ForwardBegan(self._life.current))
         self._settler.raise_waiting()
 
