@@ -89,7 +89,8 @@ class Names(TorchDispatchMode):
 
 
 def operators_of(model: nn.Module, given: tuple[Tensor, Tensor]) -> list[str]:
-    with Names() as seen:
+    seen = Names()
+    with seen:
         model(*given)
     return seen.names
 
