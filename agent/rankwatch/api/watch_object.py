@@ -144,7 +144,7 @@ class Watch:
 
     @property
     def has_trained(self) -> bool:
-        """Whether the model has had a backward, or a step of an optimizer."""
+        """Whether the model has had a backward."""
         return self._detector.has_trained
 
     @property

@@ -9,12 +9,13 @@ from torch.optim import Optimizer
 
 from ..judge.events import BackwardBegins, BackwardEnded, Feed, OtherStepDone, StepBegins, StepDone, UpdateBegins
 from ..judge.optimizer_steps import OptimizerSteps, after_closure, has_closure
-from ..measure.modules import Modules
 from ..rerun.outside import OUTSIDE
 from .batches import Batches
 from .fails_open import FailsOpen
+from .hooks import Hooks
 from .loss import losses_of, versions_of
 from .running import RunningRoots, is_capturing
+from .stage import is_rehearsal
 
 
 class Backwards:
@@ -33,7 +34,7 @@ class Backwards:
         running: RunningRoots,
         batches: Batches,
         steps: OptimizerSteps,
-        model: Modules,
+        model: Hooks,
         *,
         sees_losses: bool,
     ) -> None:
@@ -53,10 +54,10 @@ class Backwards:
 
     def _backward_begins(self, args: Any, kwargs: Any) -> None:
         self._running.recover()
-        if is_capturing() or self._doors.is_off or not self._sees_losses or self._running.depth:
+        if is_capturing() or self._doors.is_off or not self._sees_losses or self._running.depth or is_rehearsal():
             return
         losses, is_own = losses_of(args, kwargs), self._running.is_own()
-        versions = versions_of(self._model) if losses and is_own else None
+        versions = versions_of(self._model.own) if losses and is_own else None
         self._feed.tell(BackwardBegins(losses, is_own, versions))
 
     def _backward_ends(self, has_returned: bool) -> None:

@@ -146,8 +146,8 @@ class Detector:
 
     @property
     def has_trained(self) -> bool:
-        """Whether a backward has come, or a step of an optimizer."""
-        return self._life.has_trained or self._steps.done > 0
+        """Whether a backward has come."""
+        return self._life.has_trained
 
     @property
     def whereabouts(self) -> Whereabouts:

@@ -92,6 +92,9 @@ class Forwards:
         self.compiled_given = doors.guarded(self._compiled_given)
         self.compiled_returned = doors.guarded(self._compiled_returned)
 
+    def is_running(self) -> bool:
+        return self._running.is_here()
+
     def tune(self, tuning: Tuning) -> None:
         """Changes options from the next forward on. For any thread."""
         self._tunings.append(tuning)
@@ -110,7 +113,8 @@ class Forwards:
         if is_outermost:
             self._open_batch(self._origin_of(self._hooks.root.training, torch.is_grad_enabled()))
             self._batches.enter(named, args, kwargs)
-            self._hooks.rest(unless=not self._life.may_rest or self._doors.abort is not None)
+            if self._doors.abort is None:
+                self._hooks.rest(wholly=self._life.may_rest)
             self._feed.tell(ForwardBegan(self._life.current))
         self._settler.raise_waiting()
 
@@ -125,11 +129,13 @@ class Forwards:
         elif backward.is_running():
             if self._life.of_backward.is_full and not self._running.is_captured():
                 self._recompute(named, args, kwargs, output)
-        elif not self._running.is_captured():
+        elif not self._running.is_captured() and not self._hooks.is_run_by_another(named.module):
             self._leave_alone(named, args, kwargs, output)
 
     def _leave_alone(self, named: NamedModule, args: Any, kwargs: Any, output: Any) -> None:
         """A module was called directly, between two batches."""
+        if is_rehearsal():  # the loss, say, calls a part of the stage
+            return
         self._settler.raise_waiting()
         is_first = self.open_direct(torch.is_grad_enabled())
         batch = self._life.of_forward

@@ -21,7 +21,7 @@ from ..measure.recorder import Recorder
 from ..rerun.careful import passed_again, running_again
 from ..shared.words.patterns import matches
 from ..touch.stack import outwards
-from ..touch.torch_private import modes_on, never_compile, set_eval_frame
+from ..touch.torch_private import modes_on, never_compile, set_eval_frame, takes_fast_path
 from ..touch.unseen import Hidden, hide, unseen
 from .compiled import joined, traced
 from .compiled.scripting import hide_hooks
@@ -33,6 +33,10 @@ RARELY = 16
 """Forwards between two looks at the modules, where only the root is measured."""
 
 
+_all: weakref.WeakSet[Hooks] = weakref.WeakSet()
+"""Those of all models that are watched: two may share a part."""
+
+
 class ForwardHooks(Protocol):
     """What the hooks of modules call. Each catches the errors of its body, so that they do not stop the training.
 
@@ -40,6 +44,9 @@ class ForwardHooks(Protocol):
     forward raised. For each other watched module: ``leave(named, args, kwargs, output)``. In a compiled model:
     ``handed(calls, numbers)`` instead (see ``traced``).
     """
+
+    def is_running(self) -> bool:
+        """Whether the root's forward runs in the calling thread."""
 
     enter: Callable[..., None]
     leave: Callable[..., None]
@@ -88,6 +95,8 @@ class Hooks:
         self._looks = 0
         self._watched_tables: list[tuple[dict[int, Any], int]] | None = None
         """The tables of hooks of the watched modules below the root, with the key of ours; None: to be looked at."""
+        self._fast: dict[nn.TransformerEncoderLayer, list[tuple[dict[int, Any], int]]] = {}
+        """The same tables, of the layers that torch runs as one operator where no module has a hook."""
         self._resting: list[tuple[Any, int, Any]] = []
         """The tables that a hook was taken from, with its key, and the hook."""
         self._global: list[Callable[..., Any]] = []
@@ -107,6 +116,7 @@ class Hooks:
             register_optimizer_step_post_hook(after),
         ]
         _remove(_abandoned)
+        _all.add(self)
         _guard_hooks()
         _forget_compiled()
         hide_hooks()
@@ -129,29 +139,47 @@ class Hooks:
         if self._is_compiled:
             _forget_compiled()
 
-    def rest(self, *, unless: bool) -> None:
-        """Takes hooks off until ``wake``, in a forward that has no work for them: torch calls modules without hooks faster.
+    def rest(self, *, wholly: bool) -> None:
+        """Takes hooks off until ``wake``: those of a layer that torch runs in another way with them.
 
-        Not those beside the user's own, whose order would change; not that of torch's attention, which computes in another way
-        without; and none in a compiled model, whose graphs depend on them.
+        ``wholly``: the forward has no work for any but the root's. torch calls modules without hooks faster.
+
+        Not those beside the user's own, whose order would change; and none in a compiled model, whose graphs depend on them.
         """
         self.wake()  # an interruption may have left some off
-        if unless or self._is_compiled:
+        if self._is_compiled:
             return
         if self._watched_tables is None:
-            self._watched_tables = [
-                (self._known[key].module._forward_hooks, handles[0].id)
-                for key, handles in self._handles.items()
-                if key != id(self.root) and not isinstance(self._known[key].module, nn.MultiheadAttention)
-            ]
+            self._look_at_tables()
+        tables = self._watched_tables if wholly else []
+        for layer, within in self._fast.items():
+            if takes_fast_path(layer) and _count_hooks(layer) == len(within):
+                tables = [*(tables or ()), *within]
         resting = self._resting
-        for hooks, number in self._watched_tables:
+        for hooks, number in tables or ():
             if len(hooks) == 1 and number in hooks:
                 resting.append((hooks, number, hooks[number]))  # first: an interruption may come at any line
                 del hooks[number]
         if self._resting is not resting:  # another thread has called ``wake`` meanwhile
             for hooks, number, hook in resting:
                 hooks.setdefault(number, hook)
+
+    def _look_at_tables(self) -> None:
+        tables = {
+            key: (self._known[key].module._forward_hooks, handles[0].id)
+            for key, handles in self._handles.items()
+            if key != id(self.root)
+        }
+        layers = [named.module for named in self._known.values() if isinstance(named.module, nn.TransformerEncoderLayer)]
+        self._fast = {
+            layer: [tables[id(one)] for one in layer.modules() if id(one) in tables]
+            for layer in layers
+            if layer is not self.root
+        }
+        # Without its hook, torch's attention computes in another way.
+        self._watched_tables = [
+            table for key, table in tables.items() if not isinstance(self._known[key].module, nn.MultiheadAttention)
+        ]
 
     def awake(self) -> list[NamedModule]:
         """The modules with hooks, once all are back, those of new modules too."""
@@ -206,6 +234,20 @@ class Hooks:
         """The names of a module of the model; None if it is another model's."""
         return self._known.get(id(module))
 
+    @property
+    def own(self) -> list[NamedModule]:
+        """The modules that no other watched model has; all, if there is no such module."""
+        if len(_all) == 1:
+            return self.modules
+        others = [hooks for hooks in _all if hooks is not self]
+        found = [named for key, named in self._known.items() if not any(key in one._known for one in others)]
+        return found if any(map(_has_parameters, found)) else self.modules
+
+    def is_run_by_another(self, module: nn.Module) -> bool:
+        """Whether another watched model, which has this module too, runs its forward in the calling thread."""
+        others = [hooks for hooks in _all if hooks is not self] if len(_all) > 1 else ()
+        return any(id(module) in one._known and one._calls is not None and one._calls.is_running() for one in others)
+
     def running(self) -> NamedModule:
         """The module of the model whose forward is innermost on the caller's stack; the root if there is none."""
         for frame in outwards(sys._getframe(1)):
@@ -225,6 +267,7 @@ class Hooks:
         for handles in self._handles.values():
             _remove(handles)
         self._handles.clear()
+        _all.discard(self)
         for module in self.root.modules():
             _remove_moved(module)
         self._known.clear()
@@ -380,6 +423,14 @@ def _forget_compiled() -> None:
     dynamo = sys.modules.get("torch._dynamo")
     if dynamo is not None:
         dynamo.reset()
+
+
+def _count_hooks(layer: nn.Module) -> int:
+    return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in layer.modules())
+
+
+def _has_parameters(named: NamedModule) -> bool:
+    return bool(named.module._parameters)
 
 
 def _weakly(function: Callable[..., Any]) -> Callable[..., Any]:

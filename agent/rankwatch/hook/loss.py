@@ -6,7 +6,7 @@ import functools
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ..judge.events import BackwardBegins, BackwardEnded, BackwardReached, OutputsCame
 from ..judge.held import loss_labels
 from ..judge.settler import Settler
-from ..measure.modules import Modules
+from ..measure.modules import NamedModule
 from ..measure.recorder import Recorder
 from ..measure.walk import outputs_of
 from ..rerun.loss_backward import LossBackward
@@ -174,8 +174,8 @@ class Losses:
         if self._watched is not None:
             self._watched.remove()
             self._watched = None
-        is_known = self._before is not None
-        if self._handed and is_taken and is_known and (versions_of(self._hooks) != self._before or self._awaits_frozen()):
+        is_open = bool(self._handed) and is_taken and self._before is not None
+        if is_open and (versions_of(self._hooks.own) != self._before or self._awaits_frozen()):
             if self._batches.life.candidate_part is not None:
                 self._batches.reach(self._batches.life.candidate_part)
             self.take()
@@ -189,11 +189,11 @@ class Losses:
         )
 
 
-def versions_of(model: Modules) -> list[tuple[int, int] | None]:
+def versions_of(modules: Iterable[NamedModule]) -> list[tuple[int, int] | None]:
     """What changes when a backward adds to a gradient of the model: see ``BackwardBegins``."""
     return [
         None if (gradient := value.grad) is None else (id(gradient), gradient._version)
-        for named in model.modules
+        for named in modules
         for value in named.module._parameters.values()
         if value is not None
     ]

@@ -15,7 +15,7 @@ from ..shared.types.frame import NO_STAGE
 from ..touch.stack import outwards
 
 _PIPELINING = "torch.distributed.pipelining.stage"
-_MICRO_BATCH = "forward_one_chunk"
+_MICRO_BATCH = {"forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk"}
 
 
 @runtime_checkable
@@ -49,12 +49,12 @@ def calling_stage(module: nn.Module) -> PipelineStage | None:
 
 
 def is_rehearsal() -> bool:
-    """Whether a pipeline runs this forward only to learn shapes: before its first micro-batch, on uninitialised memory.
+    """Whether a pipeline runs what calls this only to learn shapes: before its first micro-batch, on uninitialised memory.
 
-    torch 2.13 runs it with gradients on: only the caller distinguishes it from a micro-batch.
+    torch 2.13 runs the loss too, and all with gradients on: only the caller distinguishes it from a micro-batch.
     """
-    callers = [frame.f_code.co_name for frame in _of_pipelining()]
-    return bool(callers) and _MICRO_BATCH not in callers
+    callers = {frame.f_code.co_name for frame in _of_pipelining()}
+    return bool(callers) and callers.isdisjoint(_MICRO_BATCH)
 
 
 def _of_pipelining() -> Iterator[FrameType]:

@@ -127,3 +127,17 @@ process_groups: Any = getattr(torch._C, "_distributed_c10d", None)
 
 NORMS_WITH_STATISTICS: Any = getattr(batchnorm, "_NormBase", (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d))
 """The modules whose buffers a forward in training mode changes."""
+
+
+def takes_fast_path(layer: nn.TransformerEncoderLayer) -> bool:
+    """Whether torch runs a layer as one operator, with other numbers, if no module of it has a hook and its input allows it."""
+    attention: Any = layer.self_attn
+    try:
+        is_able = attention._qkv_same_embed_dim and bool(layer.activation_relu_or_gelu)
+        is_able = is_able and attention.batch_first and attention.in_proj_bias is not None and attention.num_heads % 2 == 0
+        is_able = is_able and layer.norm1.eps == layer.norm2.eps and torch.backends.mha.get_fastpath_enabled()
+    except AttributeError:
+        return False
+    if layer.training or not is_able or torch.is_autocast_enabled():
+        return False
+    return not (torch.is_grad_enabled() and any(one.requires_grad for one in layer.parameters()))

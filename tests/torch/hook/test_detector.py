@@ -236,9 +236,9 @@ def test_a_watch_keeps_no_wrapper_alive(wrap: Callable[[nn.Module], nn.Module]) 
 
 @pytest.mark.parametrize("wrap", [lambda model: model, symbolic_trace, torch.compile], ids=["plain", "fx", "compiled"])
 def test_a_saved_or_copied_model_is_as_without_a_watch(wrap: Callable[[nn.Module], nn.Module]) -> None:
-    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
-    model[1].register_forward_hook(print, with_kwargs=True, always_call=True)
-    model = wrap(model)
+    net = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+    net[1].register_forward_hook(print, with_kwargs=True, always_call=True)
+    model = wrap(net)
 
     def saved(module: nn.Module) -> bytes:
         file = io.BytesIO()

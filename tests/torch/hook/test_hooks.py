@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from models import Calls
 from notebook import Gain, Notebook, model_of, ones, watched, watching
@@ -62,6 +63,59 @@ def test_with_every_1_they_never_rest() -> None:
     for _ in range(3):
         model(ones())
     assert all(map(all, seen))
+
+
+class Encoder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
+        self.first, self.encoder = nn.Linear(4, 8), nn.TransformerEncoder(layer, 2)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        out: Tensor = self.encoder(self.first(x), src_key_padding_mask=mask)
+        return out
+
+
+class Names(TorchDispatchMode):
+    """The operators that run."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def operators_of(model: nn.Module, given: tuple[Tensor, Tensor]) -> list[str]:
+    seen = Names()
+    with seen:
+        model(*given)
+    return seen.names
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+@pytest.mark.parametrize("every", [1, 10])
+def test_a_layer_that_torch_runs_as_one_operator_without_a_watch_is_one_under_a_watch(every: int, is_frozen: bool) -> None:
+    torch.manual_seed(0)
+    model = Encoder()
+    model.encoder.requires_grad_(not is_frozen).eval()
+    given = torch.randn(3, 5, 4), torch.arange(5).expand(3, 5) >= torch.tensor([[3], [4], [5]])
+    with torch.set_grad_enabled(is_frozen):
+        model.first.requires_grad_(not is_frozen)
+        bare = operators_of(model, given)
+        assert any("_transformer_encoder_layer_fwd" in name for name in bare)
+        _, notebook = watched(model, every=every)
+        for _ in range(2):
+            model(*given)
+            assert operators_of(model, given) == bare
+            assert all(hooked(model.encoder.layers[0]))
+        with torch.no_grad():
+            model.encoder.layers[0].linear1.weight.fill_(math.nan)
+        with pytest.raises(OverflowDetected):
+            model(*given)
+    assert not notebook.faults
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])

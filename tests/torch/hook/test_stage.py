@@ -64,6 +64,23 @@ def test_a_stage_is_watched_as_the_part_that_it_runs() -> None:
 
 @pytest.mark.usefixtures("one_rank")
 @pytest.mark.parametrize("gradients", [False, True])
+def test_a_loss_that_calls_a_part_of_the_stage_is_rehearsed_too(gradients: bool) -> None:
+    model = layers(learn_shapes)
+    schedule = pipelining.ScheduleGPipe(
+        stage_of(model), 2, loss_fn=lambda out, target: nn.functional.mse_loss(model.layers[2](out), target)
+    )
+    detector, notebook = watched(model, gradients=gradients, sends_at_once=True)
+    optimizer = sgd(model)
+    for _ in range(2):
+        schedule.step(torch.ones(8, 4), target=torch.ones(8, 4))
+        optimizer.step()
+    unwatch()
+    assert (detector.fault, notebook.trips, notebook.found) == ("", [], [])
+    assert detector.position.batch == 3
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("gradients", [False, True])
 def test_each_micro_batch_is_a_batch_and_shape_inference_is_none(gradients: bool) -> None:
     model = layers(learn_shapes)
     schedule = pipelining.ScheduleGPipe(stage_of(model), 4, loss_fn=nn.functional.mse_loss)

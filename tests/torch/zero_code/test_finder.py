@@ -153,6 +153,42 @@ def test_a_shared_part_that_the_script_calls_is_watched_by_itself() -> None:
     assert watched() == {first.encoder}
 
 
+class Activated(Net):
+    """Its activation is an attribute of the class: all its models have the same one."""
+
+    act = nn.PReLU()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shared = Activated.act
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.second(self.shared(self.first(x)))
+        return out
+
+
+def test_a_shared_part_belongs_to_the_root_that_runs() -> None:
+    models = Activated(), Activated()
+    optimizers = [sgd(model) for model in models]
+    for model in models:
+        model(torch.ones(2))
+    for _ in range(5):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            learn(model(torch.ones(2)).sum(), optimizer)
+    assert sorted(watch.batch for watch in open_watches()) == [5, 5]
+
+
+def test_a_shared_parameter_does_not_make_a_training_of_a_model_that_rests() -> None:
+    rests, trains = Activated(), Activated()
+    optimizer = sgd(trains)
+    rests(torch.ones(2))
+    for _ in range(5):
+        learn(trains(torch.ones(2)).sum(), optimizer)
+    assert {watch.root: (watch.batch, watch.has_trained) for watch in open_watches() if watch.root is rests} == {
+        rests: (0, False)
+    }
+
+
 def test_a_module_that_contains_itself_is_watched() -> None:
     model = Net()
     model.first.parent = model

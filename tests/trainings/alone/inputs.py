@@ -310,6 +310,7 @@ class Actions(nn.Linear):
         super().__init__(8, 5)
         self.write = write
         self.allowed = torch.tensor([True, True, True, False, False])
+        self.mask: Tensor
         self.register_buffer("mask", torch.full((5,), -INF).masked_fill(self.allowed, 0.0))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -109,7 +109,7 @@ class CompiledEntry:
         def undo() -> None:
             module, call = entered(), ours()
             if call is not None and module is not None and module._compiled_call_impl is call:
-                module._compiled_call_impl = call.original
+                module._compiled_call_impl = call.original  # type: ignore[attr-defined]
 
         self._entered, self._undo[:] = entered, [undo]
 
