@@ -16,7 +16,7 @@ _NARROW = 1e6
 """In a dtype that ends before, a sum alone may overflow."""
 
 _NEVER = 1e8
-"""No initialisation makes such a number, and memory that nobody has written to mostly holds one."""
+"""No initialisation makes such a number; memory that nobody has written to mostly holds one, beside small ones."""
 
 _SUMMANDS = {State.INF: 1024, State.NAN: 16}
 """So many products may be added up in one element, as in a matmul."""
@@ -132,7 +132,7 @@ def uninitialised(trip: Trip) -> list[tuple[FrameSpec, Reading]]:
         return []
     frames = [*earlier(trip), trip.frame]
     known = [(frame.spec, r) for frame in frames for r in frame.readings if r.kind is Kind.PARAMETER]
-    return [(spec, r) for spec, r in known if r.state is State.FINITE and r.abs_max >= _NEVER]
+    return [(spec, r) for spec, r in known if r.state is State.FINITE and r.abs_max >= _NEVER > r.abs_min]
 
 
 def weights_within(trip: Trip) -> list[BadWeight]:
