@@ -9,6 +9,9 @@ from .facts import bad_root_inputs
 from .operators import explain, explain_gradient
 from .updates import tell
 
+OPERANDS = "targets, labels, class weights, what a teacher made"
+"""What a loss combines the model's output with."""
+
 _SINCE = "look at the gradients and optimizer steps since it was last finite; if it never was, at the checkpoint"
 
 

@@ -41,6 +41,17 @@ def is_given_nan(trip: Trip) -> bool:
     return any(reading.state is State.NAN and reading.dtype != "float" for reading in inputs)
 
 
+def given_bad(trip: Trip) -> list[Reading]:
+    """What the trip's operator was given that was not finite, other than constants of the code."""
+    inputs = trip.operator.inputs if trip.operator is not None else ()
+    return [reading for reading in inputs if reading.state in NON_FINITE and reading.dtype != "float"]
+
+
+def is_given_bad(trip: Trip) -> bool:
+    """Whether the trip's operator made nothing bad of finite numbers: it was given what was bad, masks of -inf aside."""
+    return bool(given_bad(trip)) and trip.operator is not None and not is_own(trip.operator)
+
+
 def is_backward(trip: Trip) -> bool:
     return trip.frame.spec.phase is Phase.BACKWARD or trip.culprit.kind in GRADIENTS
 

@@ -102,6 +102,13 @@ def by_operator(trip: Trip) -> tuple[Cause, str]:
     return cause, evidence
 
 
+def combined(trip: Trip) -> str:
+    """What a loss combined a finite output with."""
+    operator, bad = trip.operator, facts.given_bad(trip)[0]
+    assert operator is not None
+    return f"{operator.title} was given {bad.state.word} as its {bad.label}, which the model did not make"
+
+
 def given(trip: Trip) -> str:
     """What the trip's operator was given; empty if it is not known."""
     return explain_given(trip.operator) if trip.operator is not None else ""
