@@ -7,7 +7,7 @@ from ..types.frame import NARROW_DTYPES, NON_FINITE, Kind, State
 from ..types.trip import LOSS, Cause, Operator, Trip
 from .facts import bad_root_inputs
 from .operators import explain, explain_gradient
-from .updates import tell
+from .weight_changes import tell
 
 OPERANDS = "targets, labels, class weights, what a teacher made"
 """What a loss combines the model's output with."""

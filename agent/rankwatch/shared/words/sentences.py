@@ -10,7 +10,7 @@ from . import facts
 from .facts import INPUTS, Numbers
 from .operators import explain, explain_given, explain_gradient
 from .text import describe_module
-from .updates import tell
+from .weight_changes import tell
 
 _LOSS = "look at the loss function and the loss scale"
 
