@@ -44,7 +44,12 @@ HIDDEN = {
 }
 """Nothing bad comes to the model's output, the loss or a gradient: only a batch that is measured in full shows it."""
 
-SINCE = {"a_gradient_without_the_guard", "an_optimizer_that_writes_nan", "a_step_without_backward"}
+SINCE = {
+    "a_gradient_without_the_guard",
+    "a_weight_between_two_micro_batches",
+    "an_optimizer_that_writes_nan",
+    "a_step_without_backward",
+}
 """Weights are looked at in the batches that are measured in full: since when one is bad is less well known."""
 
 IN_PARTS = {

@@ -63,7 +63,7 @@ def data() -> Training:
     reading="weight",
     cause="weight",
     nan_count=1,
-    says="last seen finite in batch 4, bad in batch 5: look at the gradients",
+    says="last seen finite in batch 4, bad in batch 5: the gradients were finite",
 )
 def weight() -> Training:
     net = Net()
@@ -129,6 +129,35 @@ def with_a_kink() -> Training:
 
 spoilt(**CULPRIT, module="", cause="gradient", reading="grad_output").each(gradient=with_a_kink)
 spoilt(**CULPRIT, module="", cause="gradient", options={"gradients": True}).each(gradient_with_gradients=with_a_kink)
+
+
+@spoilt(**CULPRIT, module="", cause="gradient", reading="grad_output")
+def a_harmless_loss_beside_a_bad_gradient() -> Training:
+    """All labels of one rank are ignored, and its loss is nan; what is bad in all gradients comes from the other one."""
+    model = DistributedDataParallel(Net())
+
+    def loss_of(number: int) -> Any:
+        out = model(torch.randn(4, 8))
+        if is_culprit():
+            return kinked(out, number == BAD)
+        return nn.functional.cross_entropy(out, labels(number == BAD))
+
+    return trained(model, loss_of)
+
+
+@spoilt(**{**LOST, "says": "0 / 0"})
+def a_loss_of_a_sharded_model() -> Training:
+    """What it makes bad lies in the shards of both ranks."""
+    model = fully(Net())
+    return trained(model, averaged(model, BAD if is_culprit() else -1, width=8))
+
+
+@spoilt(batch=1, cause="weight", says="its eps of 1e-08 is 0 in float16: it divided by 0")
+def an_epsilon_that_float16_does_not_have() -> Training:
+    """The gradients that all ranks have are finite, and small: their squares are 0."""
+    model = DistributedDataParallel(Net().half())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    return trained(model, lambda n: model(torch.randn(4, 8).half()).float().square().mean() * 1e-3, optimizer=optimizer)
 
 
 def called_again(rank: int, times: int) -> Training:

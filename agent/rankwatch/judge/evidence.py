@@ -26,7 +26,7 @@ from ..shared.types.frame import REDUCED, SHARD, SUMMED, Frame, Kind, Phase, Rea
 from ..shared.types.trip import BadWeight, GrownWeight, Operator
 from ..shared.words.operators import is_own
 from ..touch.torch_private import NORMS_WITH_STATISTICS
-from .batch import BatchPart
+from .batch import BatchInProgress, BatchPart
 from .optimizer_steps import OptimizerSteps
 
 MAX_WEIGHTS = 16
@@ -123,18 +123,8 @@ class Evidence:
         forwards = self._forwards(frame, kind, culprit.label, part, call)
         repeated, forward = repeat(forwards)
         again = None
-        if (
-            kind in _GRADIENTS
-            and not frame.unfound
-            and not culprit.label.endswith((REDUCED, SUMMED))
-            and part.batch.run is not None
-        ):
-            # Of a gradient that the guard has found: no rank waits in a collective.
-            limit = Limit(time.monotonic() + WALL_SECONDS) if frame.guarded else before_a_trip()
-            repeated = origin_of_gradient(part.batch.run, limit)
-            if repeated.note == FROM_THE_LOSS and part.batch.loss_backward is not None:
-                operator, line = part.batch.loss_backward.origin()
-                repeated = repeated._replace(operator=operator, note="; ".join(filter(None, (FROM_THE_LOSS, line))))
+        if kind in _GRADIENTS and not frame.unfound and not culprit.label.endswith((REDUCED, SUMMED)):
+            repeated = _of_gradient(frame, kind, part.batch) or repeated
             again = part.batch.run if repeated.recurred else None
         if kind is Kind.LOSS:
             repeated = Repeated(*_of_loss(part))
@@ -233,6 +223,20 @@ def _why_not(frame: PendingFrame, kind: Kind, is_compiled: bool) -> str:
     if is_compiled:
         return "not run again: it runs compiled, and what the model was given is not at hand"
     return "not run again: what the module was given is not at hand any more"
+
+
+def _of_gradient(frame: PendingFrame, kind: Kind, batch: BatchInProgress) -> Repeated | None:
+    """The operator that made a gradient bad: of the model, whose batch is run again, or of the loss."""
+    if batch.run is not None:
+        # Of a gradient that the guard has found: no rank waits in a collective.
+        limit = Limit(time.monotonic() + WALL_SECONDS) if frame.guarded else before_a_trip()
+        found = origin_of_gradient(batch.run, limit)
+        if found.note != FROM_THE_LOSS:
+            return found
+    elif kind is not Kind.GRAD_OUTPUT or frame.spec.module:
+        return None
+    operator, line = batch.loss_backward.origin() if batch.loss_backward is not None else (None, "")
+    return Repeated(operator, note="; ".join(filter(None, (FROM_THE_LOSS, line))))
 
 
 def _of_loss(part: BatchPart) -> tuple[Operator | None, None, None, str]:

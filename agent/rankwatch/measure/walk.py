@@ -42,6 +42,14 @@ def leaves(value: Any, label: str) -> list[tuple[str, Any]]:
     return found
 
 
+def items(value: Any, label: str) -> list[tuple[str, Any]]:
+    """The items of a container, or the value itself, each with its path."""
+    parts = _parts(value)
+    if parts is None:
+        return [(label, value)]
+    return [(f"{label}{suffix}", part) for suffix, part in zip(*parts, strict=True)]
+
+
 def flatten(value: Any, found: list[Any]) -> Hashable:
     """Appends the leaves of ``value`` to ``found``, in the order of ``leaves``, and returns its structure.
 

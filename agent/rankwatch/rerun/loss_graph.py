@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ..measure.extremes import dtype_name
+from ..measure.walk import leaves
 from ..shared.bounded import BoundedDict
 from ..shared.types.frame import Kind, Reading, State
 from ..shared.types.trip import Operator, Source
@@ -218,7 +219,7 @@ class _Walk:
         node = self._made_by.get(storage_of(found.given))
         if node is not None:
             return self._made_in(node, found.given)
-        return LossOrigin(note=_describe_given(found.operator))
+        return LossOrigin(found.operator if _was_given_bad(found.operator) else None, _describe_given(found.operator))
 
     def _in_order(self, top: Any) -> list[Any]:
         """The nodes to be looked at, each after those that its inputs came from."""
@@ -363,6 +364,8 @@ class _Walk:
             return LossOrigin(note=f"a parameter {tuple(leaf.shape)} outside of the model was bad before")
         edges = [edge for edge in known.edges if edge is not None]
         supposed = [self._supposed_of(edge) for edge in edges]
+        if None not in supposed and (operand := self._only_unknown(known)) is not None:
+            return self._of_operand(known, operand, made)
         if known.has_unknown or None in supposed:
             return LossOrigin(note=self._describe_way(node))
         names = tuple(dict.fromkeys(name for one in supposed for name in one or ()))
@@ -373,6 +376,27 @@ class _Walk:
         operator = Operator(str(call.func), readings, output, shapes=shapes, detail=detail)
         note = f"supposing that what autograd did not save was finite: a constant in {_and(names)}" if names else ""
         return LossOrigin(operator, note, any(edge not in self._values for edge in edges))
+
+    def _only_unknown(self, known: GraphNode) -> int | None:
+        """The one operand of a product or a sum that is not known: the others were finite, and the result is not."""
+        if not known.calls or name_of(known.calls[0].func) not in _COMBINE:
+            return None
+        unknown = [number for number, edge in enumerate(known.edges) if edge is None and number not in known.given]
+        return unknown[0] if len(unknown) == 1 else None
+
+    def _of_operand(self, known: GraphNode, number: int, made: Tensor) -> LossOrigin:
+        """What the model's output was combined with was bad: a target, a weight of classes, what a teacher made."""
+        func = known.calls[0].func
+        output, label = reading_of("output", Kind.OUTPUT, made), names_of_edges(func, len(known.edges))[number]
+        found = [pair for one, edge in enumerate(known.edges) if one != number and (pair := self._reading(one, edge, known))]
+        name, value = next(_bad_variables(made.shape), ("", None))
+        if value is not None:
+            operand, shape = reading_of(f"{label}: {name}", Kind.INPUT, value), tuple(value.shape)
+        else:
+            operand, shape = Reading(label, Kind.INPUT, output.dtype, math.nan, math.nan, output.state), ()
+        inputs = [(operand, shape), *found]
+        operator = Operator(str(func), tuple([one for one, _ in inputs]), output, shapes=tuple([at for _, at in inputs]))
+        return LossOrigin(operator, _describe_given(operator))
 
     def _reading(self, number: int, edge: Edge | None, known: GraphNode) -> tuple[Reading, tuple[int, ...]] | None:
         """What came in by an edge, and its shape."""
@@ -402,6 +426,9 @@ class _Walk:
         return f"it came out of one of {_and(names)}; autograd did not save what is between them"
 
 
+_COMBINE = ("add", "sub", "rsub", "mul", "mse_loss", "smooth_l1_loss", "l1_loss", "huber_loss")
+"""Operators whose result is finite if both operands are, and not near the end of their dtype."""
+
 _MOST_NAMED = 6
 _MOST_LINES = 3
 _TOLERANCE = 1e-2
@@ -415,6 +442,10 @@ def _and(names: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
+def _was_given_bad(operator: Operator | None) -> bool:
+    return operator is not None and any(one.state in (State.INF, State.NAN) for one in operator.inputs)
+
+
 def _describe_given(operator: Operator | None) -> str:
     """What was bad before, and needs no gradient."""
     bad = [one for one in operator.inputs if one.state in (State.INF, State.NAN)] if operator is not None else []
@@ -422,6 +453,22 @@ def _describe_given(operator: Operator | None) -> str:
         return "its operator is not known: a bad number came from outside of the graph of the loss"
     what = f"{operator.name} was given {bad[0].state.name.lower()} as its {bad[0].label}"
     return f"{what}, which no operator of the graph has made: look at where it comes from"
+
+
+def _bad_variables(shape: Sequence[int]) -> Iterator[tuple[str, Tensor]]:
+    """The user's variables without a gradient that are not finite, and can be combined with a tensor of this shape."""
+    for frame in outwards(sys._getframe(1)):
+        if owner_of(frame.f_code.co_filename) != "user":
+            continue
+        for name, value in list(frame.f_locals.items()):
+            for label, one in leaves(value, name) if isinstance(value, (Tensor, dict, tuple)) else ():
+                if is_plain(one) and one.grad_fn is None and _fits(one, shape) and _is_bad(one):
+                    yield label, one
+
+
+def _fits(value: Tensor, shape: Sequence[int]) -> bool:
+    pairs = zip(reversed(value.shape), reversed(shape), strict=False)
+    return value.ndim <= len(shape) and all(own in (1, other) for own, other in pairs)
 
 
 def _tensors_of_the_user() -> Iterator[Tensor]:

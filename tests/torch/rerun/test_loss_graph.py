@@ -15,9 +15,9 @@ from notebook import model_of, ones, unwatch, watched, watching
 from rankwatch.errors import OverflowDetected
 from rankwatch.rerun.loss_graph import Outputs, origin_after_backward
 from rankwatch.shared.types.closeup import CloseUp
-from rankwatch.shared.types.frame import Kind
+from rankwatch.shared.types.frame import Kind, State
 from rankwatch.shared.types.trip import Cause, Trip
-from rankwatch.shared.words.cause import classify
+from rankwatch.shared.words.cause import advise, classify
 from rankwatch.shared.words.closeup_text import fields_of
 
 IGNORED = torch.tensor([-100, -100, -100])
@@ -186,7 +186,6 @@ def test_what_is_supposed_is_said() -> None:
     [
         (lambda x: (x.masked_fill(x > 1e6, 0.0) * 2).sum() / 0, "one of aten.masked_fill.Scalar, aten.mul.Tensor"),
         (lambda x: x.mean() + torch.tensor(INF), "autograd did not save"),
-        (lambda x: functional.mse_loss(x, torch.full((3, 2), INF)), "aten.mse_loss.default was given inf as its target"),
         (lambda x: Doubled.apply(x).mean(), "the autograd.Function Doubled"),
         (lambda x: ((x + 1).half() * 1e30).mean(), "one of aten.add.Tensor, aten._to_copy.default, aten.mul.Tensor"),
     ],
@@ -195,6 +194,29 @@ def test_why_it_is_not_known(loss: Callable[[Tensor], Tensor], why: str) -> None
     trip, found = trained(loss)
     assert trip.operator is None
     assert why in found.note
+
+
+def difference(x: Tensor) -> Tensor:
+    teacher = torch.full((3, 2), INF)
+    loss: Tensor = (x - teacher).square().mean()
+    loss.backward()
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("loss", "operator", "label"),
+    [
+        (lambda x: functional.mse_loss(x, torch.full((3, 2), INF)), "aten.mse_loss.default", "target"),
+        (lambda x: (x * torch.tensor([1.0, INF])).square().mean(), "aten.mul.Tensor", "other"),
+        (lambda x: (torch.full((3, 2), INF) - x).square().mean(), "aten.sub.Tensor", "self"),
+        (difference, "aten.sub.Tensor", "other: teacher"),
+    ],
+)
+def test_what_a_finite_output_was_combined_with_is_named(loss: Any, operator: str, label: str) -> None:
+    trip, _ = trained(loss)
+    assert (operator_of(trip).name, operator_of(trip).output.state) == (operator, State.INF)
+    assert f"was given inf as its {label}, which the model did not make" in classify(trip)[1]
+    assert f"look at where the {label} of the loss comes from" in advise(Cause.UPSTREAM, trip, None)
 
 
 @pytest.mark.parametrize(

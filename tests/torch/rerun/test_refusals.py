@@ -250,7 +250,7 @@ def test_data_parallel_without_a_gpu() -> None:
 
 def test_a_loss_has_no_forward_to_run_again() -> None:
     model = nn.Linear(4, 4)
-    _, notes = watched(model)
+    _, notes = watched(model, policy="strict")
     loss = (model(ONES) * 0).log().sum()
     with pytest.raises(OverflowDetected):
         loss.backward()

@@ -345,7 +345,7 @@ def in_the_output(loss: Any) -> Training:
 
 hostile("loss", UNDEFINED, label="output").each(a_loss_that_is_a_module=lambda: in_the_output(HandMadeLoss()))
 hostile("", UNDEFINED, label="output[loss]").each(a_loss_in_the_roots_output=lambda: in_the_output(mean_of_kept))
-hostile(notice="HARMLESS_LOSS loss.output").each(
+hostile(notice="HARMLESS_LOSS").each(
     a_harmless_loss_that_is_a_module=lambda: in_the_output(nn.CrossEntropyLoss()),
 )
 hostile(notice="HARMLESS_LOSS .output[loss]").each(

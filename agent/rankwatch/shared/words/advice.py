@@ -7,7 +7,10 @@ from ..types.frame import NARROW_DTYPES, NON_FINITE, Kind, State
 from ..types.trip import LOSS, Cause, Operator, Trip
 from .facts import INPUTS, bad_root_inputs
 from .operators import explain, explain_gradient
-from .updates import tell
+from .weight_changes import tell
+
+OPERANDS = "targets, labels, class weights, what a teacher made"
+"""What a loss combines the model's output with."""
 
 _PRODUCTS = (
     "Linear", "Bilinear", "Embedding", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d",

@@ -109,6 +109,10 @@ RULES = (
         lambda t: facts.is_loss(t) and t.weights, Cause.WEIGHT,
         lambda t: sentences.weight(t, t.weights) + sentences.scale(t),
     ),
+    CauseRule(
+        lambda t: facts.is_loss(t) and facts.is_given_bad(t), Cause.UPSTREAM, lambda t: sentences.loss(t, sentences.combined(t)),
+        lambda t, _: f"look at where the {facts.given_bad(t)[0].label} of the loss comes from: {advice.OPERANDS}",
+    ),
     CauseRule(lambda t: facts.is_loss(t) and t.operator, None, sentences.loss),
     CauseRule(lambda t: facts.is_loss(t) and facts.is_nan(t), Cause.INVALID, sentences.loss),
     CauseRule(

@@ -16,7 +16,7 @@ _NARROW = 1e6
 """In a dtype that ends before, a sum alone may overflow."""
 
 _NEVER = 1e8
-"""No initialisation makes such a number, and memory that nobody has written to mostly holds one."""
+"""No initialisation makes such a number; memory that nobody has written to mostly holds one, beside small ones."""
 
 _SUMMANDS = {State.INF: 1024, State.NAN: 16}
 """So many products may be added up in one element, as in a matmul."""
@@ -39,6 +39,17 @@ def is_given_nan(trip: Trip) -> bool:
     """Whether the trip's operator was given nan, other than by a constant of the code."""
     inputs = trip.operator.inputs if trip.operator is not None else ()
     return any(reading.state is State.NAN and reading.dtype != "float" for reading in inputs)
+
+
+def given_bad(trip: Trip) -> list[Reading]:
+    """What the trip's operator was given that was not finite, other than constants of the code."""
+    inputs = trip.operator.inputs if trip.operator is not None else ()
+    return [reading for reading in inputs if reading.state in NON_FINITE and reading.dtype != "float"]
+
+
+def is_given_bad(trip: Trip) -> bool:
+    """Whether the trip's operator made nothing bad of finite numbers: it was given what was bad, masks of -inf aside."""
+    return bool(given_bad(trip)) and trip.operator is not None and not is_own(trip.operator)
 
 
 def is_backward(trip: Trip) -> bool:
@@ -145,7 +156,7 @@ def uninitialised(trip: Trip) -> list[tuple[FrameSpec, Reading]]:
         return []
     frames = [*earlier(trip), trip.frame]
     known = [(frame.spec, r) for frame in frames for r in frame.readings if r.kind is Kind.PARAMETER]
-    return [(spec, r) for spec, r in known if r.state is State.FINITE and r.abs_max >= _NEVER]
+    return [(spec, r) for spec, r in known if r.state is State.FINITE and r.abs_max >= _NEVER > r.abs_min]
 
 
 def weights_within(trip: Trip) -> list[BadWeight]:

@@ -23,7 +23,7 @@ class Reason(NamedTuple):
     mend: str
 
 
-class _Row(NamedTuple):
+class _Truth(NamedTuple):
     """What is true of an operator at the end of its range (empty: the numbers say so), and what to do."""
 
     truth: str
@@ -53,7 +53,7 @@ def explain(operator: Operator) -> Reason:
     if _is_masked(operator):
         return _explain_masked(operator)
     if operator.detail:
-        return _Row(operator.detail, _DETAILS.get(name, _CLAMP.mend)).of(_by_state(state), made)
+        return _Truth(operator.detail, _DETAILS.get(name, _CLAMP.mend)).of(_by_state(state), made)
     if constant is not None:
         return Reason(cause, f"{made} because the code gives it {state.word} as its {constant.label}", _COMPUTED)
     if state is not State.INF:
@@ -137,7 +137,7 @@ def explain_gradient(operator: Operator) -> Reason:
         return reason
     title = operator.node.removesuffix("0").removesuffix("Backward")
     if operator.detail:
-        reason = _Row(operator.detail, _DETAILS.get(short_name(operator), _CLAMP.mend)).of(Cause.SINGULAR, made)
+        reason = _Truth(operator.detail, _DETAILS.get(short_name(operator), _CLAMP.mend)).of(Cause.SINGULAR, made)
     elif title in _SLOPES:
         reason = _SLOPES[title].of(Cause.SINGULAR, made)
     return reason._replace(sentence=f"in {operator.node}, {reason.sentence}")
@@ -207,36 +207,38 @@ _SUMS = (
 )
 """Of finite numbers, they make nan only by way of inf."""
 _MOST_NAMED = 3
-_WIDER = _Row("", "scale what goes in, or compute this in a wider dtype")
-_CLAMP = _Row("", "clamp what goes in, or add an epsilon")
-_DIVISOR = _Row("", "add an epsilon to the divisor, or clamp it")
+_WIDER = _Truth("", "scale what goes in, or compute this in a wider dtype")
+_CLAMP = _Truth("", "clamp what goes in, or add an epsilon")
+_DIVISOR = _Truth("", "add an epsilon to the divisor, or clamp it")
 _THIS_INF = "look at where this inf was put in, or clamp what goes in"
 _COMPUTED = "look at the numbers that the code puts there"
-_NOWHERE = _Row("it has no finite value for what went in", "look at what goes in, and at lengths and sizes that do not fit")
+_NOWHERE = _Truth(
+    "it has no finite value for what went in", "look at what goes in, and at lengths and sizes that do not fit"
+)
 
 _ALWAYS = (
     "linalg_inv_ex", "linalg_solve_ex", "linalg_slogdet", "linalg_solve_triangular", "triangular_solve", "linalg_lu_solve",
 )  # fmt: skip
 """Operators on matrices: of finite ones that are not singular, they are finite."""
 
-_POLES: dict[str, tuple[_Pole, _Row]] = {
+_POLES: dict[str, tuple[_Pole, _Truth]] = {
     **dict.fromkeys(
         ("div", "true_divide", "floor_divide"), (lambda operands, tiny: _is_tiny(operands[:2][-1], tiny), _DIVISOR)
     ),
     "addcdiv": (lambda operands, tiny: len(operands) > 2 and _is_tiny(operands[2], tiny), _DIVISOR),
     "reciprocal": (_is_zero, _CLAMP),
-    "rsqrt": (_is_zero, _Row("", "add an epsilon below the root")),
+    "rsqrt": (_is_zero, _Truth("", "add an epsilon below the root")),
     **dict.fromkeys(("log", "log2", "log10"), (_is_zero, _CLAMP)),
     "xlogy": (lambda operands, tiny: _is_tiny(operands[-1], tiny), _CLAMP),
     "log1p": (_is_at(-1.0), _CLAMP),
-    "logit": (_is_at(0.0, 1.0), _Row("", "give it an eps")),
+    "logit": (_is_at(0.0, 1.0), _Truth("", "give it an eps")),
     "pow": (lambda operands, tiny: len(operands) > 1 and operands[1] < 0 and _is_zero(operands, tiny), _CLAMP),
-    **dict.fromkeys(("atanh", "erfinv"), (_is_at(1.0, -1.0), _Row("", "clamp what goes in to less than 1"))),
+    **dict.fromkeys(("atanh", "erfinv"), (_is_at(1.0, -1.0), _Truth("", "clamp what goes in to less than 1"))),
     "special_ndtri": (_is_at(0.0, 1.0), _CLAMP),
     **dict.fromkeys(("digamma", "lgamma"), (lambda operands, _: operands[0] <= 0, _CLAMP)),
     "polygamma": (lambda operands, _: operands[-1] <= 0, _CLAMP),
     **dict.fromkeys(
-        _ALWAYS, (lambda *_: True, _Row("the matrix is singular", "add a small multiple of the identity to it"))
+        _ALWAYS, (lambda *_: True, _Truth("the matrix is singular", "add a small multiple of the identity to it"))
     ),
 }
 """Operators with a pole: whether these operands lie on it (the second number is the smallest normal of the dtype)."""
@@ -250,7 +252,7 @@ _ARITHMETIC = (
 _NO_VALUE = {
     **dict.fromkeys(
         ("ctc_loss", "cudnn_ctc_loss"),
-        _Row(
+        _Truth(
             "there is no alignment: a row has fewer frames than its labels need",
             "drop such rows, or give it zero_infinity=True",
         ),
@@ -262,63 +264,67 @@ _DETAILS = {name: row.mend for name, row in _NO_VALUE.items()}
 """What to do where the operator's ``detail`` says what was wrong."""
 
 _OVERFLOWS = {
-    **dict.fromkeys(("exp", "exp2"), _Row("", "subtract the largest value first, or clamp what goes in")),
-    **dict.fromkeys(("expm1", "sinh", "cosh"), _Row("", "clamp what goes in")),
-    **dict.fromkeys(("to_copy", "copy"), _Row("", "keep the wider dtype here, or scale what goes in")),
+    **dict.fromkeys(("exp", "exp2"), _Truth("", "subtract the largest value first, or clamp what goes in")),
+    **dict.fromkeys(("expm1", "sinh", "cosh"), _Truth("", "clamp what goes in")),
+    **dict.fromkeys(("to_copy", "copy"), _Truth("", "keep the wider dtype here, or scale what goes in")),
 }
 
 _IN = "clamp what goes in"
 _DOMAINS = {
-    **dict.fromkeys(("sqrt", "rsqrt"), _Row("there is no root of a negative number", _IN)),
-    **dict.fromkeys(("log", "log2", "log10"), _Row("there is no log of a negative number", _IN)),
-    "log1p": _Row("it is defined from -1 on", _IN),
-    **dict.fromkeys(("acos", "asin"), _Row("it is defined from -1 to 1", _IN)),
-    **dict.fromkeys(("atanh", "erfinv"), _Row("it is defined between -1 and 1", _IN)),
-    "acosh": _Row("it is defined from 1 on", _IN),
-    "logit": _Row("it is defined between 0 and 1", _IN),
-    "pow": _Row("a negative number has no power with a fraction", "take its abs, or clamp it"),
-    **dict.fromkeys(("div", "true_divide"), _Row("0 / 0 is nan", "add an epsilon to the divisor")),
+    **dict.fromkeys(("sqrt", "rsqrt"), _Truth("there is no root of a negative number", _IN)),
+    **dict.fromkeys(("log", "log2", "log10"), _Truth("there is no log of a negative number", _IN)),
+    "log1p": _Truth("it is defined from -1 on", _IN),
+    **dict.fromkeys(("acos", "asin"), _Truth("it is defined from -1 to 1", _IN)),
+    **dict.fromkeys(("atanh", "erfinv"), _Truth("it is defined between -1 and 1", _IN)),
+    "acosh": _Truth("it is defined from 1 on", _IN),
+    "logit": _Truth("it is defined between 0 and 1", _IN),
+    "pow": _Truth("a negative number has no power with a fraction", "take its abs, or clamp it"),
+    **dict.fromkeys(("div", "true_divide"), _Truth("0 / 0 is nan", "add an epsilon to the divisor")),
     **dict.fromkeys(
-        ("remainder", "fmod", "floor_divide"), _Row("there is no remainder of a division by 0", "clamp the divisor")
+        ("remainder", "fmod", "floor_divide"), _Truth("there is no remainder of a division by 0", "clamp the divisor")
     ),
-    **dict.fromkeys(("std", "std_mean"), _Row("one element has no deviation (0 / 0)", "use correction=0, or more elements")),
-    **dict.fromkeys(("var", "var_mean"), _Row("one element has no variance (0 / 0)", "use correction=0, or more elements")),
-    "mean": _Row("the mean of no elements is 0 / 0", "look at why nothing is left, or take the sum"),
+    **dict.fromkeys(
+        ("std", "std_mean"), _Truth("one element has no deviation (0 / 0)", "use correction=0, or more elements")
+    ),
+    **dict.fromkeys(
+        ("var", "var_mean"), _Truth("one element has no variance (0 / 0)", "use correction=0, or more elements")
+    ),
+    "mean": _Truth("the mean of no elements is 0 / 0", "look at why nothing is left, or take the sum"),
     **dict.fromkeys(
         ("nll_loss_forward", "nll_loss2d_forward"),
-        _Row(
+        _Truth(
             "no element is left to average (all labels are ignored): 0 / 0",
             "skip such a batch, or divide a sum by max(1, count)",
         ),
     ),
     **dict.fromkeys(
         ("native_layer_norm", "native_group_norm", "native_batch_norm"),
-        _Row("its input is constant and its eps is 0: 0 / 0", "give it an eps"),
+        _Truth("its input is constant and its eps is 0: 0 / 0", "give it an eps"),
     ),
 }
 """Why an operator makes nan of finite numbers."""
 
-_EPSILON_BELOW = _Row("its slope at 0 is infinite", "add an epsilon below the root, or clamp what goes in")
-_NORM = _Row("the slope of a norm at 0 is not defined", "add an epsilon to what goes in")
-_ACOS = _Row("its slope at -1 and 1 is infinite", "clamp what goes in to less than 1")
-_AT_ZERO = _Row("its slope at 0 is infinite", "clamp what goes in, before the operator and not after it")
-_HIDDEN = _Row(
+_EPSILON_BELOW = _Truth("its slope at 0 is infinite", "add an epsilon below the root, or clamp what goes in")
+_NORM = _Truth("the slope of a norm at 0 is not defined", "add an epsilon to what goes in")
+_ACOS = _Truth("its slope at -1 and 1 is infinite", "clamp what goes in to less than 1")
+_AT_ZERO = _Truth("its slope at 0 is infinite", "clamp what goes in, before the operator and not after it")
+_HIDDEN = _Truth(
     "what it made in the forward was inf, and a clamp, min or where hid that: the gradient there is 0 * inf",
     "clamp what goes in, before the operator and not after it",
 )
 _SLOPES = {
     "Sqrt": _EPSILON_BELOW,
     "Rsqrt": _EPSILON_BELOW,
-    "Pow": _Row("the slope of this power at 0 is infinite", "add an epsilon to what goes in, or clamp it"),
+    "Pow": _Truth("the slope of this power at 0 is infinite", "add an epsilon to what goes in, or clamp it"),
     "Norm": _NORM,
     "LinalgVectorNorm": _NORM,
-    "Std": _Row("the slope of std at constants is infinite", "take the root of var plus an epsilon"),
+    "Std": _Truth("the slope of std at constants is infinite", "take the root of var plus an epsilon"),
     "Acos": _ACOS,
     "Asin": _ACOS,
     **dict.fromkeys(("Exp", "Exp2", "Expm1", "Sinh", "Cosh"), _HIDDEN),
     **dict.fromkeys(("Log", "Log2", "Log10", "Reciprocal", "Xlogy"), _AT_ZERO),
-    "Div": _Row("its divisor was 0 or tiny, and a min, clamp or where hid what it made", "add an epsilon to the divisor"),
-    "Mul": _Row(
+    "Div": _Truth("its divisor was 0 or tiny, and a min, clamp or where hid what it made", "add an epsilon to the divisor"),
+    "Mul": _Truth(
         "one of its factors was inf in the forward, and hidden afterwards: 0 * inf", "look at where this inf was made"
     ),
 }

@@ -10,7 +10,7 @@ from . import facts
 from .facts import INPUTS, Numbers
 from .operators import explain, explain_given, explain_gradient
 from .text import describe_module
-from .updates import tell
+from .weight_changes import tell
 
 _LOSS = "look at the loss function and the loss scale"
 
@@ -116,6 +116,13 @@ def by_operator(trip: Trip) -> tuple[Cause, str]:
     if facts.is_root_alone(trip):
         evidence += "; found by repeating the whole forward, whose modules were not measured (every=K)"
     return cause, evidence
+
+
+def combined(trip: Trip) -> str:
+    """What a loss combined a finite output with."""
+    operator, bad = trip.operator, facts.given_bad(trip)[0]
+    assert operator is not None
+    return f"{operator.title} was given {bad.state.word} as its {bad.label}, which the model did not make"
 
 
 def given(trip: Trip) -> str:

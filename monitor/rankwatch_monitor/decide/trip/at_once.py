@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from rankwatch.shared.types.trip import Cause, Trip
 from rankwatch.shared.words.text import name_spans
-from rankwatch.shared.words.updates import tell
+from rankwatch.shared.words.weight_changes import tell
 
 _SHARED = frozenset({Cause.WEIGHT, Cause.GRADIENT, Cause.REDUCTION})
 """The causes that come to all ranks alike: what was reduced over them, and the weights that were stepped by it."""

@@ -70,6 +70,7 @@ def of(high: float, low: float = 0.5, output: float = INF) -> Trip:
         ),
         (after(INF), Cause.UPSTREAM, "the model's output was inf, and the loss was made from it"),
         (replace(LOSS, weights=ELSEWHERE), Cause.WEIGHT, "weight of other (Linear) was already inf"),
+        (replace(LOSS, operator=GIVEN), Cause.UPSTREAM, "the model's output is not at hand; aten.mul was given nan as its"),
         (replace(LOSS, operator=makers.made_by()), Cause.OVERFLOW, "the model's output is not at hand; aten.exp of 1000"),
         (after(1.0, loss=NAN_LOSS), Cause.INVALID, "the model's output was finite (abs max 1.00e+00): look at the loss"),
         (after(1.0, 2.0), Cause.SINGULAR, "the model's outputs were finite (largest abs max 2.00e+00); no exp or product"),

@@ -8,7 +8,7 @@ from ..types.frame import DTYPE_TINY
 from ..types.trip import BadWeight, Change, UpdateFact
 
 
-class _Row(NamedTuple):
+class _FactRow(NamedTuple):
     """Both are filled with the name, value and place of a fact, and with the smallest normal number of its dtype."""
 
     sentence: str
@@ -16,14 +16,14 @@ class _Row(NamedTuple):
 
 
 FACTS = {
-    "number": _Row("its {name} was {value}", "look at what sets {name}: a schedule, a configuration"),
-    "state": _Row("its {name} is {value}", "clear the optimizer's state, or load another one: its {name} is {value}"),
-    "eps": _Row(
+    "number": _FactRow("its {name} was {value}", "look at what sets {name}: a schedule, a configuration"),
+    "state": _FactRow("its {name} is {value}", "clear the optimizer's state, or load another one: its {name} is {value}"),
+    "eps": _FactRow(
         "its {where} is 0 where the weight is bad, and its eps of {name} is 0 in {value}: it divided by 0",
         "give the optimizer an eps of at least {tiny}, or keep the weights and its state in float32",
     ),
-    "gradient": _Row("the gradient is exactly 0 where the weight is bad", "look at what has no gradient there"),
-    "rate": _Row("its lr was {name}", "lower the learning rate or lengthen its warm-up"),
+    "gradient": _FactRow("the gradient is exactly 0 where the weight is bad", "look at what has no gradient there"),
+    "rate": _FactRow("its lr was {name}", "lower the learning rate or lengthen its warm-up"),
 }
 """What is known of an optimizer's step, by ``UpdateFact.row``."""
 
