@@ -9,8 +9,8 @@ from torch.optim import Optimizer
 
 from ..judge.events import BackwardBegins, BackwardEnded, Feed, OtherStepDone, StepBegins, StepDone, UpdateBegins
 from ..judge.optimizer_steps import OptimizerSteps, after_closure, has_closure
+from ..judge.outside import OUTSIDE
 from ..measure.modules import Modules
-from ..rerun.outside import OUTSIDE
 from .batches import Batches
 from .fails_open import FailsOpen
 from .loss import losses_of, versions_of

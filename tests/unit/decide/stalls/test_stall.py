@@ -119,8 +119,8 @@ def test_ranks_of_which_none_is_behind_are_told_of_together() -> None:
     ],
 )
 def test_the_stacks_say_who_waits_for_whom_in_the_reason_the_log_and_the_event(sleepers: tuple[int, ...], told: str) -> None:
-    for options in ({}, {"abort_on_stall": True}):
-        at = connected(3, stall_after=STALL, **options)
+    for abort_on_stall in (False, True):
+        at = connected(3, stall_after=STALL, abort_on_stall=abort_on_stall)
         same = makers.beat(2, 0, 5, phase="backward")
         while not (asked := at.sent(0, messages.Inspect)):
             at.receive((0, 1, 2), same)
