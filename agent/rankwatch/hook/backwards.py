@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from ..judge.events import BackwardBegins, BackwardEnded, Feed, OtherStepDone, StepBegins, StepDone, UpdateBegins
 from ..judge.optimizer_steps import OptimizerSteps, after_closure, has_closure
-from ..rerun.outside import OUTSIDE
+from ..judge.outside import OUTSIDE
 from .batches import Batches
 from .fails_open import FailsOpen
 from .hooks import Hooks

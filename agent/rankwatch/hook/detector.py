@@ -17,6 +17,7 @@ from ..judge.batch_limit import BatchLimit
 from ..judge.events import Feed
 from ..judge.lifecycle import Life
 from ..judge.optimizer_steps import OptimizerSteps
+from ..judge.outside import OUTSIDE
 from ..judge.reporter import Reporter
 from ..judge.settler import Settler, default_check
 from ..measure.collectives import Collectives
@@ -27,7 +28,6 @@ from ..measure.tape import Tape
 from ..replicas.fingerprints import FingerprintTaker
 from ..replicas.standstill import Standstill
 from ..rerun.careful import passed_again
-from ..rerun.outside import OUTSIDE
 from ..shared.types.config import Config, Policy
 from ..shared.types.frame import BatchSummary, FrameTable, Moment, Position, Whereabouts
 from ..shared.types.tuning import Tuning

@@ -26,11 +26,11 @@ from ..judge.events import (
     TuningCame,
 )
 from ..judge.optimizer_steps import OptimizerSteps
+from ..judge.outside import OUTSIDE
 from ..judge.settler import Settler
 from ..measure.modules import NamedModule
 from ..measure.recorder import Recorder
 from ..measure.sweep import Sweep
-from ..rerun.outside import OUTSIDE
 from ..shared.types.frame import Kind, Phase
 from ..shared.types.tuning import Tuning, taken_from
 from . import backward

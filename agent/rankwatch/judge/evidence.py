@@ -19,7 +19,6 @@ from ..rerun.close_up_runs import NOTHING, Subject
 from ..rerun.forward import Forward
 from ..rerun.limit import WALL_SECONDS, Limit, before_a_trip
 from ..rerun.loss_graph import LossOrigin
-from ..rerun.outside import OUTSIDE, OutsideCall
 from ..rerun.repetition import Repeated, repeat
 from ..shared.bounded import BoundedDict
 from ..shared.types.frame import REDUCED, SHARD, SUMMED, Frame, Kind, Phase, ReadingSpec, State
@@ -28,6 +27,7 @@ from ..shared.words.operators import is_own
 from ..touch.torch_private import NORMS_WITH_STATISTICS
 from .batch import BatchInProgress, BatchPart
 from .optimizer_steps import OptimizerSteps
+from .outside import OUTSIDE, OutsideCall
 
 MAX_WEIGHTS = 16
 """Bad weights in a trip. In a model whose weights are all nan, the first ones say enough."""

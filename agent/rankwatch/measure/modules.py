@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -10,8 +11,13 @@ import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from ..touch.whose_code import is_installed
+
 # The attributes under which FSDP, torch.compile and the checkpoint wrapper hold the user's module.
 _WRAPPED_AS = ("_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module")
+
+_HELD_AS = ("_forward_module", "_module", "trainable_module")
+"""Those of Lightning's Fabric, of Opacus, and of timm's tasks. A module of the user's own may have such a name, too."""
 
 
 @dataclass(slots=True)
@@ -123,4 +129,14 @@ def _wrapped(module: nn.Module) -> nn.Module | None:
         inner = dict(module.named_children()).get(name) if name in module._modules else None
         if inner is not None:
             return inner
-    return None
+    inner = next((module._modules[name] for name in _HELD_AS if name in module._modules), None)
+    return inner if inner is not None and _only_holds(module, inner) else None
+
+
+def _only_holds(module: nn.Module, inner: nn.Module) -> bool:
+    """Whether a module of an installed package has nothing beside the inner one that is trained or measured."""
+    file = getattr(sys.modules.get(type(module).__module__), "__file__", None)
+    if not file or not is_installed(file):
+        return False
+    known = {id(value) for value in (*inner.parameters(), *inner.buffers())}
+    return all(id(value) in known for value in (*module.parameters(), *module.buffers()))

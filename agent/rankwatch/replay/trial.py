@@ -18,7 +18,7 @@ from ..rerun.careful import Careful, passed_again, tensors
 from ..rerun.engine import Ran, Rerun
 from ..rerun.forward import Forward, RootEntry
 from ..rerun.limit import Limit
-from ..rerun.wider import Wider
+from ..rerun.wider import Way, Wider, ways
 from ..shared.types.frame import State, state_of
 from .call import Call, as_in_training, make_call, moved
 from .code import UsersCode
@@ -86,12 +86,18 @@ class Trial:
         is_wider = dtype is not None and own is not None and (dtype == own or dtype.itemsize > own.itemsize)
         if dtype is not None and not is_wider:  # the module and its inputs are cast
             change = functools.partial(moved, device=device, dtype=dtype)
-        try:
-            ran = self._rerun(device, change, dtype if is_wider else None)
-        except UsageError:
-            raise
-        except Exception as error:  # noqa: BLE001  the module may be too large for this device, say
-            return ForwardResult(State.NONE, 0.0, "", _describe(error))
+        found = ways(has_backward=bool(self._capsule.manifest["gradients"])) if is_wider else [None]
+        for place, way in enumerate(found, 1):
+            try:
+                ran = self._rerun(device, change, dtype if is_wider else None, way)
+            except UsageError:
+                raise
+            except Exception as error:  # noqa: BLE001  the module may be too large for this device, say
+                if place == len(found):
+                    return ForwardResult(State.NONE, 0.0, "", _describe(error))
+            else:
+                if ran.values is not None:
+                    break
         self.draws |= ran.changes.drew
         if ran.values is None:
             return ForwardResult(State.NONE, 0.0, "", ran.note)
@@ -99,7 +105,7 @@ class Trial:
         return max(results, key=lambda one: (one.is_bad, one.state, one.abs_max), default=_EMPTY)
 
     def _rerun(
-        self, device: torch.device, change: Callable[[Call], Call], wide: torch.dtype | None
+        self, device: torch.device, change: Callable[[Call], Call], wide: torch.dtype | None, way: Way | None
     ) -> Ran[Tensor] | Ran[Tensor | None]:
         """The forward again. Or forward and backward: then the values are the gradients of the parameters."""
         call = self.call(device, change)
@@ -107,8 +113,8 @@ class Trial:
         # A forward here may change what it was given, which no training needs any more.
         ours = buffers if has_backward else [*buffers, *call.module.parameters(), *tensors([call.args, call.kwargs])]
         mode = Careful(ours)
-        if wide is not None:
-            mode = Wider(wide, ours, Limit(), lambda: True, with_weights=has_backward, with_gradients=has_backward)
+        if wide is not None and way is not None:
+            mode = Wider(wide, ours, Limit(), lambda: True, way=way, with_gradients=has_backward)
         with self.surrounded(device):
             if has_backward:
                 return self.root_run(call).again(mode)

@@ -25,7 +25,7 @@ from .lanes import UNKNOWN, Lanes, Pair
 from .unmoving import optimizers, rate_of, values_of
 
 BACKWARDS = 32
-"""Backwards without an optimizer step before anything is said,"""
+"""BackwardCount without an optimizer step before anything is said,"""
 
 USUAL = 16
 """Forwards in a row, each with its backward, before one without is odd."""
@@ -34,7 +34,7 @@ TIMES = 4
 """and so many times as many as ever came between two steps: gradients are accumulated."""
 
 UNTRIED = 128
-"""Backwards before anything is said where no step was ever seen."""
+"""BackwardCount before anything is said where no step was ever seen."""
 
 STEPS = 32
 """Optimizer steps between two looks at the weights. Two looks in a row must find them as they were."""
@@ -44,7 +44,7 @@ MOST = 64
 
 
 @dataclass(slots=True)
-class Backwards:
+class BackwardCount:
     """Counts the backwards since the last step. Pure."""
 
     most: int = 0
@@ -76,7 +76,7 @@ class Backwards:
 
 
 @dataclass(slots=True)
-class Skips:
+class SkippedForwards:
     """Finds forwards that no backward follows, after many of which each had one. Pure.
 
     A backward may belong to several forwards, and reach an earlier one later: whether one was skipped is known once the next
@@ -126,8 +126,8 @@ class Standstill:
         self._steps = steps
         self._notify = notify
         self._is_on = is_on
-        self._backwards = Backwards()
-        self._skips = Skips()
+        self._backwards = BackwardCount()
+        self._skips = SkippedForwards()
         self._reached = -1
         self._before: Lanes | None = None
         """The weights when half of the backwards had come."""

@@ -256,29 +256,54 @@ class _Look:
         for dtype in WIDE:
             if not self._has_time() or not self._has_memory(dtype, module):
                 return
-            outputs = self._run_wide(rerun, dtype, module)
+            outputs, kernels = self._run_wide(rerun, dtype, module)
             if outputs is None or any(_is_wider(value.dtype, dtype) for value in outputs):
                 continue  # it failed, or is computed in a wider dtype anyway
             readings = [reading_of("output", Kind.OUTPUT, value) for value in outputs if value.numel()]
             state = max((one.state for one in readings if one.state in (State.NAN, State.INF)), default=State.FINITE)
+            if state is not State.FINITE and not kernels:
+                self._blame_kernel(rerun, dtype, module, state)
             highest = max((one.abs_max for one in readings), default=0.0)
             yield Precision(dtype_name(dtype), state, highest if state is State.FINITE else 0.0)
 
-    def _run_wide(self, rerun: Callable[[Careful], Ran[Any]], dtype: torch.dtype, module: nn.Module) -> list[Tensor] | None:
-        from .wider import Wider
+    def _run_wide(
+        self,
+        rerun: Callable[[Careful], Ran[Any]],
+        dtype: torch.dtype,
+        module: nn.Module,
+        only: tuple[str, ...] | None = None,
+    ) -> tuple[list[Tensor] | None, tuple[str, ...]]:
+        """What a wide forward makes, and the kernels that were replaced; ``only``: in this way of replacing them."""
+        from .wider import Wider, ways
 
         notes, is_backward = list(self._notes), self._subject.again is not None
-        for with_weights in (True,) if is_backward else (False, True):
+        tried = ways(has_backward=is_backward)
+        for way in tried if only is None else [one._replace(kernels=only) for one in tried if not one.kernels]:
             buffers, limit = [*module.buffers()], Limit(self._until)
-            mode = Wider(dtype, buffers, limit, self._wanted, with_weights=with_weights, with_gradients=is_backward)
+            mode = Wider(dtype, buffers, limit, self._wanted, way=way, with_gradients=is_backward)
             outputs = self._run(rerun, mode, module)
             if outputs is not None:
                 self._notes = notes
-                return outputs
+                return outputs, way.kernels
             if mode.stopped:
                 break
         self._notes = [*notes, f"in {dtype_name(dtype)}: {self._notes[-1]}"]
-        return None
+        return None, ()
+
+    def _blame_kernel(
+        self, rerun: Callable[[Careful], Ran[Any]], dtype: torch.dtype, module: nn.Module, state: State
+    ) -> None:
+        """A wide forward is bad as well: a plain kernel in the place of a fused one may make it finite."""
+        from .wider import ALL_KERNELS
+
+        for kernel in ALL_KERNELS:
+            notes = list(self._notes)
+            outputs = self._run_wide(rerun, dtype, module, (kernel,))[0] if self._has_time() else None
+            self._notes = notes
+            if outputs is not None and all(state_of_tensor(value) is State.FINITE for value in outputs):
+                name = dtype_name(dtype)
+                self._notes.append(f"in {name} it is {state.word} by {kernel}, and finite by the plain kernels of torch")
+                return
 
     def _has_memory(self, dtype: torch.dtype, module: nn.Module) -> bool:
         """Whether the largest operator fits in a wider dtype, several times over."""

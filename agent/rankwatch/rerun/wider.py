@@ -7,8 +7,8 @@ conversion to a narrower dtype, by the user's code or by autocast, gives the wid
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +22,27 @@ from .limit import Limit
 _COMPLEX = {torch.float32: torch.complex64, torch.float64: torch.complex128}
 
 
+class Way(NamedTuple):
+    """How a forward may be made wide. ``kernels``: those that are replaced by plain ones, which compute in each dtype."""
+
+    kernels: tuple[str, ...]
+    with_weights: bool
+
+
+ATTENTION, ONEDNN = "fused attention", "oneDNN"
+ALL_KERNELS = ATTENTION, ONEDNN
+
+
+def ways(*, has_backward: bool) -> list[Way]:
+    """In this order: as the training computes, as far as that is possible. What a fused kernel makes is not to be hidden."""
+    weights = (True,) if has_backward else (False, True)
+    return [Way(kernels, with_weights) for kernels in ((), ALL_KERNELS) for with_weights in weights]
+
+
 class Wider(Careful):
     """Computes in ``dtype`` what would be computed in a narrower one.
 
-    What is written to a buffer is written to its wide copy, and read from there. ``with_weights``: the module also has wide
+    What is written to a buffer is written to its wide copy, and read from there. ``way.with_weights``: the module also has wide
     parameters and buffers, as code that compares dtypes wants it. ``with_gradients``: these parameters need gradients.
     """
 
@@ -36,11 +53,12 @@ class Wider(Careful):
         limit: Limit,
         wanted: Callable[[], bool],
         *,
-        with_weights: bool = False,
+        way: Way,
         with_gradients: bool = False,
     ) -> None:
         super().__init__(buffers, limit, wanted)
-        self._with_weights = with_weights
+        self._with_weights = way.with_weights
+        self._replaced = way.kernels
         self._with_gradients = with_gradients
         self._parameters: dict[int, nn.Parameter] = {}
         self._dtype = dtype
@@ -53,7 +71,7 @@ class Wider(Careful):
         return tree_map(self._widened, values)
 
     def kernels(self) -> AbstractContextManager[None]:
-        return _plain_kernels()
+        return plain_kernels(self._replaced)
 
     def prepare(self, module: nn.Module) -> None:
         if not self._with_weights:
@@ -111,11 +129,11 @@ class Wider(Careful):
 
 
 @contextmanager
-def _plain_kernels() -> Iterator[None]:
+def plain_kernels(replaced: Sequence[str]) -> Iterator[None]:
     """Kernels that compute in each dtype: fused attention and oneDNN know only some."""
     had_mkldnn = torch._C._get_mkldnn_enabled()
-    with sdpa_kernel(SDPBackend.MATH):
-        torch._C._set_mkldnn_enabled(False)
+    with sdpa_kernel(SDPBackend.MATH) if ATTENTION in replaced else nullcontext():
+        torch._C._set_mkldnn_enabled(had_mkldnn and ONEDNN not in replaced)
         try:
             yield
         finally:

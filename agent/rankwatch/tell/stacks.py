@@ -147,14 +147,15 @@ class Inspector:
 
 def inspect(number: int, rank: int, *, with_files: bool) -> Inspected:
     """Where all threads but our own are, the main thread first. ``with_files``: with lines of source files."""
-    waits, lines = "", list[str]()
+    waits, collective, lines = "", "", list[str]()
     for thread in _threads():
         places = _visible(thread.places)
         if not places:
             continue
         most = OTHER_FRAMES
         if thread.title == MAIN:
-            most, waits = MAIN_FRAMES, _describe_wait(places, thread.collective, with_source=with_files)
+            most, collective = MAIN_FRAMES, thread.collective
+            waits = _describe_wait(places, collective, with_source=with_files)
         lines.append(thread.title)
         lines += [f"  {place.describe(with_source=with_files)}" for place in places[:most]]
         lines += [f"  and {len(places) - most} outer frames"] if len(places) > most else []
@@ -162,7 +163,8 @@ def inspect(number: int, rank: int, *, with_files: bool) -> Inspected:
             lines[MAX_THREADS_LINES:] = ["and more threads"]
             break
     lines += _pointers(rank) if with_files else ()
-    return Inspected(number, printable(waits, MAX_STACK_LINE), tuple(printable(line, MAX_STACK_LINE) for line in lines))
+    told = tuple(printable(line, MAX_STACK_LINE) for line in lines)
+    return Inspected(number, printable(waits, MAX_STACK_LINE), told, printable(collective, MAX_STACK_LINE))
 
 
 def _threads() -> list[ThreadStack]:

@@ -34,8 +34,8 @@ from ..api.watch import watch
 from ..api.watch_object import Watch
 from ..errors import RankwatchError
 from ..hook.stage import calling_stage
+from ..judge.outside import OUTSIDE
 from ..measure.modules import unwrap
-from ..rerun.outside import OUTSIDE
 from ..shared.types.config import Policy
 from ..touch.patched import remove_our_frame
 from ..touch.stack import outwards

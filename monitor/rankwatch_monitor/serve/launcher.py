@@ -104,7 +104,7 @@ def run_command(
         ):
             path = settings.connection_file or Path(hidden) / "connection.json"
             options = replace(settings.options, expects_job_end=True, launch="" if is_private else launch)
-            job = settings.job or env.get("RANKWATCH_JOB") or job_name(command)
+            job = settings.job or env.get("RANKWATCH_JOB") or job_name(command, env)
             collector = Collector(
                 replace(settings, options=options, job=job),
                 path,
@@ -153,14 +153,37 @@ def _found(command: Sequence[str], env: Mapping[str, str]) -> list[str]:
     raise UsageError(f"cannot run {shlex.join(command)}: there is no program {name!r} in PATH, nor beside {sys.executable}")
 
 
-def job_name(command: Sequence[str]) -> str:
-    """The job's name: the script's without its ending, or the module's after ``-m``, or the program's."""
-    for word, following in zip(command, [*command[1:], ""], strict=True):
+_SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "env", "exec", "cd", "source", "time", "nohup")
+"""Programs, and words of a shell, that run something else."""
+
+
+def job_name(command: Sequence[str], environ: Mapping[str, str] | None = None) -> str:
+    """The job's name: the script's without its ending, or the module's after ``-m``, or the program's.
+
+    A shell says nothing of what it runs: behind one, it is the name of SLURM's job, else what the shell's command line runs, else
+    the shell script's.
+    """
+    env = os.environ if environ is None else environ
+    is_shell = Path(command[0]).name in _SHELLS
+    named = env.get("SLURM_JOB_NAME", "") if is_shell else ""
+    if named and named not in (*_SHELLS, "interactive", "wrap"):
+        return named
+    words = [part for word in command for part in (_words(word) if is_shell else [word])]
+    for word, following in zip(words, [*words[1:], ""], strict=True):
         if word.endswith(".py"):
             return Path(word).stem
-        if word == "-m" and following and not following.startswith(("torch.distributed", "rankwatch.attach")):
+        if word in ("-m", "--module") and following and not following.startswith(("torch.distributed", "rankwatch.attach")):
             return following.rpartition(".")[2]
-    return Path(command[0]).name
+    programs = [word for word in words[1:] if is_shell and not word.startswith("-") and "=" not in word]
+    return next((Path(word).stem for word in programs if Path(word).name not in _SHELLS), Path(command[0]).name)
+
+
+def _words(text: str) -> list[str]:
+    """Those of a shell's command line; one that the shell alone understands is a word."""
+    try:
+        return shlex.split(text, comments=True) or [text]
+    except ValueError:
+        return text.split()
 
 
 def _run_beside(collector: Collector, command: Sequence[str], env: Mapping[str, str], signals: ExitStack) -> int:

@@ -354,7 +354,26 @@ def test_tune_does_not_wait_for_ever_for_a_collector_that_is_gone(tmp_path: Path
     ],
 )
 def test_job_names(command: str, name: str) -> None:
-    assert job_name(command.split()) == name
+    assert job_name(command.split(), {}) == name
+
+
+@pytest.mark.parametrize(
+    ("command", "env", "name"),
+    [
+        (["bash", "-c", "cd /home/me && torchrun --nproc-per-node 2 train.py --lr 1 > log 2>&1"], {}, "train"),
+        (["sh", "-c", 'exec torchrun --module my.pkg.pretrain "$@"'], {}, "pretrain"),
+        (["bash", "-lc", "python -m torch.distributed.run -m my.package.train"], {}, "train"),
+        (["bash", "launch.sh", "--big"], {}, "launch"),
+        (["bash", "launch.sh"], {"SLURM_JOB_NAME": "llama-7b"}, "llama-7b"),
+        (["bash", "launch.sh"], {"SLURM_JOB_NAME": "interactive"}, "launch"),
+        (["env", "A=1", "bash", "-c", "./train --fast"], {}, "train"),
+        (["bash", "-c", "it's broken; torchrun fit.py"], {}, "fit"),
+        (["torchrun", "train.py"], {"SLURM_JOB_NAME": "llama-7b"}, "train"),
+        (["bash"], {}, "bash"),
+    ],
+)
+def test_a_job_behind_a_shell_has_the_name_of_what_runs(command: list[str], env: dict[str, str], name: str) -> None:
+    assert job_name(command, env) == name
 
 
 def test_a_low_limit_of_open_files_is_logged_at_the_start(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from capsules import opened, seal, trial_of
 from rankwatch.errors import UsageError
@@ -27,6 +28,7 @@ from rankwatch.shared.types.frame import State
 CONF = "GAIN = 1.0\n"
 HELPER = """
 import torch
+from torch import nn
 from . import conf
 def scaled(x):
     return torch.exp(x * conf.GAIN)
@@ -34,6 +36,7 @@ def scaled(x):
 NET = """
 import collections, logging, threading, weakref
 import torch
+from torch import nn
 from dataclasses import dataclass
 from torch import nn
 from . import helper
@@ -260,3 +263,14 @@ def test_a_package_that_was_renamed(net: Any, tmp_path: Path) -> None:
         UsageError, match=r"No module named 'not_installed'. Its own code raises this .* install what it needs"
     ):
         trial_of(capsule, replaced={"stately": "renamed"}).call()
+
+
+@pytest.mark.parametrize("make", [nn.Conv1d, nn.ConvTranspose1d])
+def test_a_convolution_in_half_with_a_bias_runs_in_wider_precisions(make: Any, tmp_path: Path) -> None:
+    """torch compares the dtypes of its input and its bias before any operator runs."""
+    model = make(2, 2, 1).half()
+    nn.init.constant_(model.weight, 100.0)
+    trial = trial_of(opened(tmp_path, model, torch.full((1, 2, 3), 1e3, dtype=torch.float16)))
+    for dtype in (torch.float32, torch.float64):
+        found = trial.run(torch.device("cpu"), dtype=dtype)
+        assert (found.error, found.state) == ("", State.FINITE)

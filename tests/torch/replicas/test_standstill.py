@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankwatch.replicas.standstill import BACKWARDS, TIMES, UNTRIED, USUAL, Backwards, Skips
+from rankwatch.replicas.standstill import BACKWARDS, TIMES, UNTRIED, USUAL, BackwardCount, SkippedForwards
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=20))
 def test_as_many_backwards_as_before_are_no_standstill(accumulated: list[int]) -> None:
-    found, batch = Backwards(), 0
+    found, batch = BackwardCount(), 0
     for backwards in accumulated:
         for _ in range(backwards):
             assert found.add(batch)
@@ -23,7 +23,7 @@ def test_as_many_backwards_as_before_are_no_standstill(accumulated: list[int]) -
 
 
 def test_where_no_step_was_seen_more_backwards_may_come() -> None:
-    found = Backwards()
+    found = BackwardCount()
     assert found.limit == UNTRIED
     for batch in range(UNTRIED):
         found.add(batch)
@@ -33,7 +33,7 @@ def test_where_no_step_was_seen_more_backwards_may_come() -> None:
 
 def skips(*events: int, after: int = USUAL) -> list[tuple[int, int]]:
     """``events``: a batch's forward, or, negative, its backward. Before, ``after`` batches had both."""
-    found, said = Skips(), []
+    found, said = SkippedForwards(), []
     for event in [*(one for batch in range(1, after + 1) for one in (batch, -batch)), *events]:
         if event < 0:
             found.backward(-event)

@@ -218,6 +218,14 @@ def test_a_module_in_float64_has_no_narrower_row() -> None:
     assert [(row.dtype, row.state) for row in found.precision] == [("float64", State.INF)]
 
 
+def test_a_fused_kernel_that_is_the_origin_is_not_hidden_by_a_plain_one() -> None:
+    """The products overflow before they are scaled; the plain kernel scales first."""
+    x = torch.full((1, 2, 4, 4), 3e19)
+    _, found = tripped(Calls(lambda x: F.scaled_dot_product_attention(x, x, x / 3e19, scale=1e-6)), x)
+    assert [(row.dtype, row.state) for row in found.precision] == [("float32", State.NAN), ("float64", State.FINITE)]
+    assert found.note == "in float32 it is nan by fused attention, and finite by the plain kernels of torch"
+
+
 def test_attention_recurrent_layers_and_batch_norm_in_half() -> None:
     half = torch.full((1, 2, 4, 4), 600.0, dtype=torch.float16)
     _, found = tripped(Calls(lambda x: F.scaled_dot_product_attention(x, x, x) * 200), half)

@@ -25,7 +25,7 @@ from jobs import is_ours
 from notebook import learn, sgd, take_step
 from rankwatch.api.registry import open_watches
 from rankwatch.errors import OverflowDetected, UsageError
-from rankwatch.rerun.outside import OUTSIDE
+from rankwatch.judge.outside import OUTSIDE
 from rankwatch.zero_code.finder import FEW_STEPS, LOOKED_AT, MAX_MODELS, Finder
 
 CALL = nn.Module.__call__

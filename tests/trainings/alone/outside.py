@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rankwatch.rerun.outside import OUTSIDE
+from rankwatch.judge.outside import OUTSIDE
 from trainings.case import Training
 from trainings.parts import BAD, NAN, put, trained
 from trainings.truths import healthy, hostile
@@ -36,7 +36,7 @@ def before(
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     OUTSIDE.watch(module, name)
 
-    def loss(number: int) -> Tensor:
+    def loss(number: int) -> Any:
         x = INPUTS[number]
         if spoil is not None:
             x = x.clone()
@@ -88,7 +88,7 @@ def a_teacher_whose_logits_are_nan() -> Training:
     model, teacher = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), Frozen(lambda body, x: x.sqrt())
     OUTSIDE.watch(teacher, "teacher")
 
-    def loss(number: int) -> Tensor:
+    def loss(number: int) -> Any:
         x = INPUTS[number]
         wanted = teacher(-x if number == BAD else x)
         return (model(x) - wanted).square().mean()
@@ -100,7 +100,7 @@ def a_teacher_whose_logits_are_nan() -> Training:
 def an_encoder_with_a_mask() -> Training:
     root, encoder = nn.Sequential(nn.Linear(4, 2)), masking()
 
-    def loss(number: int) -> Tensor:
+    def loss(number: int) -> Any:
         made, mask = encoder(INPUTS[number % len(INPUTS)])
         return root((made + mask).softmax(-1).nan_to_num() + made).square().mean()
 

@@ -197,13 +197,14 @@ class Inspect:
 class Inspected:
     """Rank to collector: the answer to the INSPECT of this number. ``waits``: what the main thread is in, in one line.
 
-    ``lines``: each thread with its frames, the innermost first.
+    ``lines``: each thread with its frames, the innermost first. ``collective``: the one that the main thread is in.
     """
 
     KIND = "INSPECTED"
     number: int
     waits: StackLine
     lines: Annotated[tuple[StackLine, ...], Items(MAX_STACK_LINES)]
+    collective: StackLine = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,12 +126,16 @@ class Stall:
 
 
 class RankStack(NamedTuple):
-    """Where a rank of a stall is: what its main thread waits in, and each thread with its frames. ``why_not``: it did not say."""
+    """Where a rank of a stall is: what its main thread waits in, and each thread with its frames. ``why_not``: it did not say.
+
+    ``collective``: the one that its main thread is in.
+    """
 
     rank: int
     waits: str = ""
     lines: tuple[str, ...] = ()
     why_not: str = ""
+    collective: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from rankwatch.shared.link.allowance import Allowance
 from rankwatch.shared.types.messages import Inspect, Inspected
+from rankwatch.shared.words.text import name_spans
 
 from ..core.effects import Effect, SendAll
 from ..core.rank import Rank
 from ..core.report import RankStack, Stall
+from .stall import NO_RANK_BEHIND
 
 MOST, MOST_WAITING = 8, 2
 """Ranks of one stall that are asked; and of these, ranks that wait for the others, if there are enough others."""
@@ -23,6 +25,9 @@ PENDING = "it has not answered yet"
 
 AWAITED = 2.0
 """Seconds for which the report of a run that a stall stops waits for stacks."""
+
+NAMED = 2
+"""Places that a sentence names; the stacks have all."""
 
 ROUNDS_PER_SECOND, ROUNDS_AT_ONCE = 1 / 60, 16.0
 """Stalls whose stacks are asked for: with a very short ``stall_after``, there may be one in each batch."""
@@ -80,7 +85,7 @@ class Stacks:
         return answer.number == self.number and rank in self._asked and (given is None or bool(given.why_not))
 
     def take(self, rank: int, answer: Inspected) -> None:
-        self._given[rank] = RankStack(rank, answer.waits, answer.lines)
+        self._given[rank] = RankStack(rank, answer.waits, answer.lines, collective=answer.collective)
 
     def give_up(self, rank: int, why: str) -> None:
         self._given[rank] = RankStack(rank, why_not=why)
@@ -92,6 +97,34 @@ class Stacks:
     def all(self) -> tuple[RankStack, ...]:
         """Of all ranks that were asked, in that order."""
         return tuple(self._given.get(rank) or RankStack(rank, why_not=PENDING) for rank in self._asked)
+
+
+def retold(stall: Stall, stacks: Sequence[RankStack]) -> str:
+    """The stall in a sentence that says in which line its ranks are, once their stacks are there."""
+    head, _, rest = stall.text.partition("; ")
+    busy, held = dict[str, list[int]](), dict[str, list[int]]()
+    for one in stacks:
+        if one.collective or (one.waits and one.rank in stall.waiting):
+            name = (one.collective or one.waits).partition(" (")[0]
+            held.setdefault(name.replace("_engine_run_backward", "its backward"), []).append(one.rank)
+        elif one.waits:
+            busy.setdefault(one.waits, []).append(one.rank)
+    if not busy and not held:
+        return stall.text
+    if not busy:  # each is in a collective, and no code of theirs holds one up
+        ins = [f"{name_spans(ranks)} {_be(ranks)} in {name}" for name, ranks in held.items()]
+        return stall.text if ins[0] in stall.text else f"{stall.text}: {'; '.join(ins[:NAMED])}"
+    places = [f"{name_spans(ranks)} {_be(ranks)} in {waits}" for waits, ranks in busy.items()]
+    if places[0] in stall.text:  # it says so already
+        return stall.text
+    for_whom = "them" if sum(map(len, busy.values())) > 1 else "it"
+    waiting = [f"{name_spans(ranks)} wait{'s' * (len(ranks) == 1)} for {for_whom} in {name}" for name, ranks in held.items()]
+    seen = rest.partition(f"; {NO_RANK_BEHIND}")[0]
+    return "; ".join([head, *places[:NAMED], *waiting[:NAMED], *([seen] if seen else [])])
+
+
+def _be(ranks: Sequence[int]) -> str:
+    return "is" if len(ranks) == 1 else "are"
 
 
 def _why_not(rank: Rank, now: float) -> str:

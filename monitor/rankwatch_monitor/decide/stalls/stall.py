@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
 from rankwatch.shared.types.frame import Moment
@@ -20,6 +20,9 @@ Reached: TypeAlias = tuple[Moment, int]
 
 NAMED = 64
 """Ranks of a stall that are named."""
+
+
+NO_RANK_BEHIND = "no rank is behind another"
 
 
 class StallNews(NamedTuple):
@@ -74,6 +77,12 @@ class StallWatch:
             return StallNews()
         return StallNews(is_other=True, stall=found.stall)
 
+    def retell(self, text: str) -> Stall:
+        """The same stall in another sentence, to be applied."""
+        assert self.stall is not None
+        self._found = replace(self.stall, text=text)
+        return self._found
+
     def _went_on(self, ranks: Mapping[int, Rank]) -> bool:
         stalled = [ranks[number] for number in self._ranks if number in ranks]
         if any(rank.state in (RankState.FINISHED, RankState.ENDED) for rank in stalled):
@@ -122,7 +131,7 @@ def find_stall(running: Collection[Rank], now: float, after: float, still_since:
     if waiting:
         text += f"; {name_spans(_ranks(waiting))} wait{'s' if len(waiting) == 1 else ''}, from {_nearest(waiting)} on"
     elif len(stalled) == len(running) > 1:
-        text += "; no rank is behind another: they may wait for each other in a collective"
+        text += f"; {NO_RANK_BEHIND}: they may wait for each other in a collective"
     ranks, others = _ranks(stalled), _ranks(waiting)
     return FoundStall(
         frozenset(ranks), last, Stall(tuple(ranks[:NAMED]), tuple(others[:NAMED]), text, len(ranks), len(others))

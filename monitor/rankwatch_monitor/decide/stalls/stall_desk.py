@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rankwatch.shared.types.messages import Inspected
 from rankwatch.shared.words.text import name_spans
@@ -12,7 +12,8 @@ from ..core.books import Books, Desk, Stop, Worry
 from ..core.effects import Effect, Note, Trouble
 from ..core.journal import Entry, NoStack, Stood
 from ..core.rank import Rank
-from .stacks import Stacks, Unanswered
+from ..core.report import Stall
+from .stacks import Stacks, Unanswered, retold
 from .stall import StallNews, StallWatch
 
 
@@ -21,6 +22,12 @@ class StallDesk(Desk):
     books: Books = field(repr=False)
     watch: StallWatch = field(init=False)
     stacks: Stacks = field(default_factory=Stacks)
+    _is_news: bool = False
+    """Whether a stall has begun of which nobody was told: its sentence waits for the stacks."""
+    _plain: str = ""
+    """The sentence of the stall before it said where its ranks are,"""
+    _retold: tuple[Stall | None, int] = None, 0
+    """and the stall that says so, by how many stacks."""
 
     def __post_init__(self) -> None:
         self.watch = StallWatch(self.books.options.stall_after)
@@ -48,8 +55,27 @@ class StallDesk(Desk):
                 yield effect
         for why, ranks in silent.items():
             yield books.note(f"{name_spans(ranks)} gave no stack: {why}")
-        if news.began:
-            yield Stop(news.began) if books.options.abort_on_stall else Worry(Trouble.STALL, news.began)
+        self._is_news |= bool(news.began)
+        if self.stacks.are_awaited(now) and not ended:
+            return
+        yield from self._retell(now)
+        stall, is_news = self.watch.stall, self._is_news
+        self._is_news = False
+        if is_news and stall is not None:
+            yield Stop(stall.text) if books.options.abort_on_stall else Worry(Trouble.STALL, stall.text)
+
+    def _retell(self, now: float) -> Iterator[Effect]:
+        """Once it is known where the ranks are, the sentence says so."""
+        stall, stacks = self.watch.stall, self.stacks.all()
+        told, given = self._retold[0], sum(not one.why_not for one in stacks)
+        if stall is None or self._retold == (stall, given):
+            return
+        self._plain = self._plain if stall is told else stall.text
+        if (text := retold(replace(stall, text=self._plain), stacks)) != stall.text:
+            self.books.find(now, Stood(self.watch.retell(text)))
+            if self._is_news:
+                yield self.books.note(text)
+        self._retold = self.watch.stall, given
 
     def apply(self, entry: Entry) -> None:
         match entry.fact:

@@ -7,9 +7,9 @@ from typing import Any
 import makers
 from desk import Desk, connected
 from rankwatch.shared.types import messages
-from rankwatch_monitor.decide.core.effects import Publish, Send
+from rankwatch_monitor.decide.core.effects import Publish
 from rankwatch_monitor.decide.core.report import RankStack
-from rankwatch_monitor.decide.stalls.stacks import PENDING
+from rankwatch_monitor.decide.stalls.stacks import AWAITED, PENDING
 from rankwatch_monitor.views import as_json, stalls
 from rankwatch_monitor.views import text as as_text
 
@@ -178,13 +178,22 @@ def test_a_rank_that_waits_later_is_asked_as_well() -> None:
 
 def test_the_ranks_are_asked_before_they_are_stopped_and_the_report_waits_a_little() -> None:
     at = stalled_desk(2, abort_on_stall=True)
-    kinds = [type(effect.message) for effect in at.effects if isinstance(effect, Send) and effect.peer == b"peer-1"]
-    assert kinds.index(messages.Inspect) < kinds.index(messages.Abort)
     (number,) = set(asked(at, 2).values())
-    at.receive((0, 1), messages.Ack(0, abort=True))
-    assert not at.reports
+    assert not at.sent(1, messages.Abort)
     at.receive((0, 1), messages.Inspected(number, "f", ("main thread",)))
+    at.wait(1)
+    (abort, *_) = at.sent(1, messages.Abort)
+    assert "rank 1 is in f; rank 0 waits for it in f" in abort.reason
+    at.receive((0, 1), messages.Ack(0, abort=True))
+    at.wait(0.1)
     assert [stack.waits for stack in at.reports[0].stacks] == ["f", "f"]
+
+
+def test_ranks_that_give_no_stack_are_stopped_all_the_same() -> None:
+    at = stalled_desk(2, abort_on_stall=True)
+    assert not at.sent(1, messages.Abort)
+    at.wait(AWAITED)
+    assert at.sent(1, messages.Abort)
 
 
 def test_ranks_that_end_by_the_stall_leave_it_in_the_report_and_blame_no_other() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
+
+import pytest
 
 import makers
 from desk import Desk, connected
@@ -95,11 +98,51 @@ def test_a_rank_whose_watch_is_off_is_no_stall() -> None:
 def test_ranks_of_which_none_is_behind_are_told_of_together() -> None:
     at = connected(3, stall_after=STALL)
     same = makers.beat(2, 0, 5, phase="backward")
-    keep_beating(at, STALL + 1, same, same, same)
-    assert notes(at)[-1] == (
+    keep_beating(at, STALL + 0.5, same, same, same)
+    text = (
         "run train-0: ranks 0-2 stalled: no progress for 10 s, though their heartbeats come; last seen in batch 2, frame 5, "
         "phase backward; no rank is behind another: they may wait for each other in a collective"
     )
+    assert text in notes(at)
+
+
+@pytest.mark.parametrize(
+    ("sleepers", "told"),
+    [
+        ((), "they may wait for each other in a collective: ranks 0-2 are in all_reduce"),
+        (
+            (1,),
+            "rank 1 is in hang.py:9: time.sleep(60); ranks 0, 2 wait for it in all_reduce; last seen in batch 2, frame 5",
+        ),
+        ((0, 1), "ranks 0-1 are in hang.py:9: time.sleep(60); rank 2 waits for them in all_reduce; last seen in batch 2"),
+        ((0, 1, 2), "ranks 0-2 are in hang.py:9: time.sleep(60); last seen in batch 2, frame 5, phase backward"),
+    ],
+)
+def test_the_stacks_say_who_waits_for_whom_in_the_reason_the_log_and_the_event(sleepers: tuple[int, ...], told: str) -> None:
+    for abort_on_stall in (False, True):
+        at = connected(3, stall_after=STALL, abort_on_stall=abort_on_stall)
+        same = makers.beat(2, 0, 5, phase="backward")
+        while not (asked := at.sent(0, messages.Inspect)):
+            at.receive((0, 1, 2), same)
+            at.wait(0.5)
+        assert not [effect for effect in at.effects if isinstance(effect, Alert)]
+        assert not at.sent(0, messages.Abort)
+        for rank in range(3):
+            in_code = stack(asked[0].number, "hang.py:9: time.sleep(60)")
+            in_collective = messages.Inspected(
+                asked[0].number, "all_reduce of 1 float32, called at a.py:3", (), "all_reduce of 1"
+            )
+            at.receive(
+                rank, in_code if rank in sleepers else replace(in_collective, collective="all_reduce (gloo, 3 ranks)")
+            )
+        at.wait(1)
+        report = at.run.report()
+        texts = [report.stalled, *(effect.text for effect in at.effects if isinstance(effect, Alert))]
+        texts += [abort.reason for abort in at.sent(0, messages.Abort)[:1]]
+        assert len(texts) == 2
+        assert all(told in text for text in texts)
+        assert any(told in note for note in at.notes)
+        assert not sleepers or "may wait for each other" not in report.stalled
 
 
 def test_a_stall_stops_the_others_where_that_was_asked_for() -> None:

@@ -23,9 +23,9 @@ from ..measure.modules import NamedModule
 from ..measure.recorder import PendingFrame, Recorder
 from ..measure.tape import PendingRead, Tape
 from ..measure.walk import inputs, leaves
+from ..rerun.forward import Forward, RootEntry
 from ..shared.types.frame import NOWHERE, Kind
 from ..touch.unseen import OutsideOfGraph
-from .forward import Forward, RootEntry
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ MAX_TENSORS = 8
 """Tensors of a call that are measured, of its inputs and of its outputs. A language model may return those of all its layers."""
 
 
-class _Call(NamedTuple):
+class _SeenCall(NamedTuple):
     frame: PendingFrame
     args: Any
     kwargs: Any
@@ -76,8 +76,8 @@ class Outside:
     def __init__(self) -> None:
         self._tape = Tape()
         self._recorder = Recorder(self._tape, 0)
-        self._calls: deque[_Call] = deque(maxlen=MAX_CALLS)
-        self._before: deque[_Call] = deque()
+        self._calls: deque[_SeenCall] = deque(maxlen=MAX_CALLS)
+        self._before: deque[_SeenCall] = deque()
         """Those of the batch before, whose training went on: what was not finite in them is harmless."""
         self._reads: list[PendingRead] = []
         self._is_over = False
@@ -154,10 +154,11 @@ class Outside:
         with torch.no_grad():
             self._recorder.begin(0, 0)  # what was measured for the call before may have been freed
             frame = self._recorder.values(NOWHERE, named, [*given[:MAX_TENSORS], *made[:MAX_TENSORS]])
-        self._calls.append(_Call(frame, *pytree.tree_map_only(Tensor, _Kept, (args, kwargs)), entry))
+        kept_args, kept_kwargs = pytree.tree_map_only(Tensor, _Kept, (args, kwargs))
+        self._calls.append(_SeenCall(frame, kept_args, kept_kwargs, entry))
 
 
-def _bad_outputs(call: _Call) -> list[tuple[tuple[Any, ...], str]]:
+def _bad_outputs(call: _SeenCall) -> list[tuple[tuple[Any, ...], str]]:
     frame = call.frame
     return [
         ((frame.named.names[0], row.label, cell.state), row.label)
