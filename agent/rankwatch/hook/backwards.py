@@ -9,7 +9,6 @@ from torch.optim import Optimizer
 
 from ..judge.events import BackwardBegins, BackwardEnded, Feed, OtherStepDone, StepBegins, StepDone, UpdateBegins
 from ..judge.optimizer_steps import OptimizerSteps, after_closure, has_closure
-from ..judge.outside import OUTSIDE
 from .batches import Batches
 from .fails_open import FailsOpen
 from .hooks import Hooks
@@ -61,7 +60,6 @@ class Backwards:
         self._feed.tell(BackwardBegins(losses, is_own, versions))
 
     def _backward_ends(self, has_returned: bool) -> None:
-        OUTSIDE.end_batch()
         self._feed.tell(BackwardEnded(has_returned and not self._doors.is_off, self._running.is_own()))
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:

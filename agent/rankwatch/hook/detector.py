@@ -120,7 +120,8 @@ class Detector:
         hooks.put_on(forwards, backwards)
         compiled = CompiledEntry(model, forwards)
         feed.subscribe(
-            gradients, guard, batches, settler, hooks, losses, scales, fingerprints, standstill, limit, forwards, compiled
+            gradients, guard, batches, settler, hooks, losses, scales, fingerprints, standstill, limit, forwards, compiled,
+            OUTSIDE,
         )  # fmt: skip
         self._removed = hooks, compiled, gradients, scales, BackwardWatch(backwards), guard, fingerprints, collectives
         self._look_back = doors.guarded(guard.look_back)

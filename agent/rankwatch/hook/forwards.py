@@ -26,7 +26,6 @@ from ..judge.events import (
     TuningCame,
 )
 from ..judge.optimizer_steps import OptimizerSteps
-from ..judge.outside import OUTSIDE
 from ..judge.settler import Settler
 from ..measure.modules import NamedModule
 from ..measure.recorder import Recorder
@@ -271,8 +270,6 @@ class Forwards:
                 if not self._running.depth:
                     self._recorder.forget()
                 if is_outermost:
-                    if not self._life.current.is_streamed:
-                        OUTSIDE.end_batch()
                     self._feed.tell(RootLeft())
 
     def end_batch(self) -> None:

@@ -128,12 +128,13 @@ class Evidence:
             again = part.batch.run if repeated.recurred else None
         if kind is Kind.LOSS:
             repeated = Repeated(*_of_loss(part))
-        is_meant = repeated.is_meant
-        if not is_meant and len(forwards) > 1 and not _bad_kinds(frame).isdisjoint(_INPUTS):
-            is_meant = repeat(forwards[1:])[0].is_meant  # where a mask is from that came into the module
         weights: tuple[BadWeight, ...] = ()
         if frame.step == self._steps.done:  # an optimizer step would have changed them since
             weights = tuple(self._bad_weights(frame, repeated))[:MAX_WEIGHTS]
+        is_meant = repeated.is_meant
+        if not is_meant and len(forwards) > 1 and not _bad_kinds(frame).isdisjoint(_INPUTS):
+            is_meant = repeat(forwards[1:])[0].is_meant  # where a mask is from that came into the module
+        is_meant &= all(one.finite_in < 0 for one in weights)  # a running statistic that was finite before is no mask
         root = part.batch.root_inputs
         module = frame.spec.module
         labels = self._harmless_of("", root) if root is not None else []

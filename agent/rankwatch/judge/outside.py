@@ -26,6 +26,7 @@ from ..measure.walk import inputs, leaves
 from ..rerun.forward import Forward, RootEntry
 from ..shared.types.frame import NOWHERE, Kind
 from ..touch.unseen import OutsideOfGraph
+from .events import BackwardEnded, RootBegan, RootLeft
 
 log = logging.getLogger(__name__)
 
@@ -73,6 +74,12 @@ class OutsideCall(NamedTuple):
 
 
 class Outside:
+    """The calls of such modules in the batch that runs, and in the one before. A batch is over with its backward, or as an
+    evaluation ends; what is called from then on is the next one's.
+    """
+
+    events = (RootBegan, RootLeft, BackwardEnded)
+
     def __init__(self) -> None:
         self._tape = Tape()
         self._recorder = Recorder(self._tape, 0)
@@ -81,6 +88,7 @@ class Outside:
         """Those of the batch before, whose training went on: what was not finite in them is harmless."""
         self._reads: list[PendingRead] = []
         self._is_over = False
+        self._is_evaluation = False
         self._depth = 0
         self._count = 0
         self._is_off = False
@@ -112,14 +120,22 @@ class Outside:
 
         return end
 
+    def on(self, event: RootBegan | RootLeft | BackwardEnded) -> None:
+        match event:
+            case RootBegan(origin):
+                self._is_evaluation = origin is None
+                self._begin()
+            case RootLeft():
+                self._is_over |= self._is_evaluation
+            case BackwardEnded():
+                self.end_batch()
+
     def end_batch(self) -> None:
-        """A backward or an evaluation has ended: what is called from now on is another batch's."""
+        """What is called from now on is another batch's."""
         self._is_over = True
 
     def first_bad(self) -> OutsideCall | None:
         """Of the batch that runs: the first call that returned what is not finite, and did not in the batch before."""
-        if self._is_over:
-            return None
         for read in self._reads:
             read.finish()
         self._reads.clear()
@@ -144,10 +160,14 @@ class Outside:
 
         return guarded
 
-    def _add(self, named: NamedModule, args: Any, kwargs: Any, output: Any, entry: RootEntry) -> None:
+    def _begin(self) -> None:
+        """What runs now is another batch's, if the last one is over."""
         if self._is_over:
             self._is_over, self._before, self._calls = False, self._calls, deque(maxlen=MAX_CALLS)
             self._reads = [self._tape.read_later()]
+
+    def _add(self, named: NamedModule, args: Any, kwargs: Any, output: Any, entry: RootEntry) -> None:
+        self._begin()
         given = [(kind, path, leaf) for kind, label, one in inputs(args, kwargs, Kind.INPUT, Kind.KEYWORD)
                  for path, leaf in leaves(one, label) if isinstance(leaf, Tensor)]  # fmt: skip
         made = [(Kind.OUTPUT, path, leaf) for path, leaf in leaves(output, "output") if isinstance(leaf, Tensor)]

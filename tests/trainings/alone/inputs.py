@@ -361,7 +361,7 @@ hostile("after.0", "upstream", says="the code writes an inf into the output of h
     a_nan_that_is_made_of_a_written_inf=lambda: masking(filled, Scaled(), spoil=lambda p: setattr(p.after[0], "gain", 0.0)),
 )
 hostile("", "invalid", label="loss", says="the code writes an inf").each(
-    no_action_is_left=lambda: masking(filled, spoil=lambda model: model.head.allowed.fill_(False)),
+    no_action_is_left=lambda: masking(lambda p, z: z + p.mask, spoil=lambda model: model.head.mask.fill_(-INF)),
 )
 hostile("head", "overflow", ("inf", "nan"), batch=0).each(
     an_overflow_beside_written_infs=lambda: masking(lambda p, z: filled(p, (z * 1e20).exp())),
