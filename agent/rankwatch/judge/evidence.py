@@ -142,6 +142,7 @@ class Evidence:
         note = "" if forwards or again else frame.unfound or repeated.note or _why_not(frame, kind, is_compiled)
         output = call[2] if call is not None else None
         subject = Subject(forwards, forward, repeated, was_given, is_compiled, note, output, again)
+        is_meant &= not any(one.finite_in >= 0 for one in weights)  # a mask never was finite
         return Gathered(operator, weights, (*labels, *own), recurs, subject, is_meant)
 
     def _forwards(self, frame: PendingFrame, kind: Kind, label: str, part: BatchPart, call: Call | None) -> list[Forward]:
