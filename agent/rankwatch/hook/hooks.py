@@ -244,8 +244,8 @@ class Hooks:
         return found if any(map(_has_parameters, found)) else self.modules
 
     def is_run_by_another(self, module: nn.Module) -> bool:
-        """Whether another watched model, which has this module too, runs its forward in the calling thread."""
-        others = [hooks for hooks in _all if hooks is not self] if len(_all) > 1 else ()
+        """Whether another watched model, which has this module too and is no part of this one, runs in the calling thread."""
+        others = [hooks for hooks in _all if id(hooks.root) not in self._known] if len(_all) > 1 else ()
         return any(id(module) in one._known and one._calls is not None and one._calls.is_running() for one in others)
 
     def running(self) -> NamedModule:

@@ -195,7 +195,7 @@ class Repetition(Careful):
             operator, given = origin.operator, origin.given
             name = operator.title.rpartition(".")[2] if operator is not None else ""
             if given is not None:
-                if is_positive or storage_of(given) in fed or isinstance(given, nn.Parameter):
+                if _has_positive_inf(given) or is_positive or storage_of(given) in fed or isinstance(given, nn.Parameter):
                     return False
             elif origin.rank is not _Rank.CONSTANT or not (name in _WRITES or (not is_positive and name in _NEGATIVE)):
                 return False
