@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
+from contextlib import nullcontext
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from ..shared.types.trip import LOSS, Operator, Source
 from ..touch.unseen import quietly
 from .arguments import reading_of, state_of_tensor
 from .details import detail_of
-from .graph_nodes import GraphNode, is_plain, name_of_node, saved_names, title_of
+from .graph_nodes import GraphNode, is_plain, name_of_node, saved_names
 from .loss_graph import Outputs, perhaps
 from .loss_line import lines_of_operator
 
@@ -47,7 +48,7 @@ class LossBackward:
         self._note = ""
         self._flags: list[tuple[str, str, Tensor]] = []
         """On a device: the names of an operator and of its node, and the largest number that it handed on."""
-        self._nodes = [node for node in _between(losses, outputs) if title_of(node) not in _HANDS_ON]
+        self._nodes = [node for node in _between(losses, outputs) if not _hands_on(type(node), node.name())]
         self._handles = [node.register_hook(partial(self._hook, node)) for node in self._nodes]
 
     def remove(self) -> None:
@@ -70,7 +71,8 @@ class LossBackward:
 
     def _look(self, node: Any, handed: Any) -> None:
         try:
-            with torch.no_grad():
+            # Gradients are on in a backward with ``create_graph`` alone; the context costs as much as the rest.
+            with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
                 for value in handed:
                     if is_plain(value) and value.dtype.is_floating_point and value.numel():
                         self._look_at(node, value)
@@ -106,6 +108,13 @@ class LossBackward:
         lines, is_sure = lines_of_operator(parts[1], self._is_model) if len(parts) > 1 else ([], False)
         self._note = perhaps(lines) if not is_sure else ""
         return lines[0] if is_sure else None
+
+
+@lru_cache(MAX_NODES)
+def _hands_on(kind: type, name: str) -> bool:
+    """Whether a node of this class and name hands on a finite gradient as a finite one."""
+    title, is_one, _ = name.rpartition("Backward")
+    return bool(is_one) and title in _HANDS_ON
 
 
 def _between(losses: Sequence[Tensor], outputs: Outputs) -> list[Any]:
