@@ -294,9 +294,10 @@ class _Look:
         self, rerun: Callable[[Careful], Ran[Any]], dtype: torch.dtype, module: nn.Module, state: State
     ) -> None:
         """A wide forward is bad as well: a plain kernel in the place of a fused one may make it finite."""
-        from .wider import ALL_KERNELS
+        from .wider import kernels_of
 
-        for kernel in ALL_KERNELS:
+        operator = self._subject.repeated.operator
+        for kernel in kernels_of(operator.name if operator is not None else ""):
             notes = list(self._notes)
             outputs = self._run_wide(rerun, dtype, module, (kernel,))[0] if self._has_time() else None
             self._notes = notes

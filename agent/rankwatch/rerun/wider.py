@@ -33,6 +33,14 @@ ATTENTION, ONEDNN = "fused attention", "oneDNN"
 ALL_KERNELS = ATTENTION, ONEDNN
 
 
+_OPERATORS = {ATTENTION: ("scaled_dot_product",), ONEDNN: ("mkldnn", "conv", "linear", "mm", "lstm")}
+
+
+def kernels_of(operator: str) -> list[str]:
+    """Those that an operator of this name may have; of one that is not known: all."""
+    return [one for one in ALL_KERNELS if not operator or any(word in operator for word in _OPERATORS[one])]
+
+
 def ways(*, has_backward: bool) -> list[Way]:
     """In this order: as the training computes, as far as that is possible. What a fused kernel makes is not to be hidden."""
     weights = (True,) if has_backward else (False, True)
