@@ -8,7 +8,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from ..judge.events import BackwardBegins, BackwardEnded, Feed, OtherStepDone, StepBegins, StepDone, UpdateBegins
-from ..judge.optimizer_steps import OptimizerSteps, after_closure, has_closure
+from ..judge.steps.optimizer_steps import OptimizerSteps, after_closure, has_closure
 from .batches import Batches
 from .fails_open import FailsOpen
 from .hooks import Hooks

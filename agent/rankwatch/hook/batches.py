@@ -24,8 +24,8 @@ from ..judge.events import (
     TuningCame,
 )
 from ..judge.lifecycle import Abandon, Begin, Close, Effect, Event, Forget, Life, NoLossComes, Poll, Release
-from ..judge.optimizer_steps import OptimizerSteps
 from ..judge.settler import Settler
+from ..judge.steps.optimizer_steps import OptimizerSteps
 from ..measure.modules import NamedModule
 from ..measure.recorder import Call, CompiledCall, PendingFrame, Recorder
 from ..rerun.forward import RootEntry

@@ -16,10 +16,10 @@ from ..errors import TrainingAborted
 from ..judge.batch_limit import BatchLimit
 from ..judge.events import Feed
 from ..judge.lifecycle import Life
-from ..judge.optimizer_steps import OptimizerSteps
 from ..judge.outside import OUTSIDE
 from ..judge.reporter import Reporter
 from ..judge.settler import Settler, default_check
+from ..judge.steps.optimizer_steps import OptimizerSteps
 from ..measure.collectives import Collectives
 from ..measure.modules import unwrap
 from ..measure.recorder import Recorder

@@ -25,8 +25,8 @@ from ..judge.events import (
     RootReturned,
     TuningCame,
 )
-from ..judge.optimizer_steps import OptimizerSteps
 from ..judge.settler import Settler
+from ..judge.steps.optimizer_steps import OptimizerSteps
 from ..measure.modules import NamedModule
 from ..measure.recorder import Recorder
 from ..measure.sweep import Sweep

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from ..judge.events import BackwardBegins, BackwardEnded, BackwardReached, OutputsCame
-from ..judge.held import loss_labels
 from ..judge.settler import Settler
+from ..judge.steps.held import loss_labels
 from ..measure.modules import NamedModule
 from ..measure.recorder import Recorder
 from ..measure.walk import outputs_of

@@ -24,8 +24,8 @@ from ..rerun.limit import Limit
 from ..shared.types.frame import Kind, Phase, Position
 from ..touch.torch_private import without_modes
 from .batch import BatchInProgress
-from .optimizer_steps import OptimizerSteps
 from .policy import Judge
+from .steps.optimizer_steps import OptimizerSteps
 
 log = logging.getLogger(__name__)
 

@@ -26,8 +26,8 @@ from ..shared.types.trip import BadWeight, GrownWeight, Operator
 from ..shared.words.operators import is_own
 from ..touch.torch_private import NORMS_WITH_STATISTICS
 from .batch import BatchInProgress, BatchPart
-from .optimizer_steps import OptimizerSteps
 from .outside import OUTSIDE, OutsideCall
+from .steps.optimizer_steps import OptimizerSteps
 
 MAX_WEIGHTS = 16
 """Bad weights in a trip. In a model whose weights are all nan, the first ones say enough."""

@@ -33,11 +33,11 @@ from .changes import guilty_collective, mark_stale
 from .events import TuningCame
 from .evidence import Evidence
 from .health import Health
-from .held import HeldLoss, HeldLosses, harms
 from .lifecycle import Life
-from .optimizer_steps import OptimizerSteps
 from .policy import Judge
 from .reporter import BadReading, FoundTrip, Reporter, announce
+from .steps.held import HeldLoss, HeldLosses, harms
+from .steps.optimizer_steps import OptimizerSteps
 
 log = logging.getLogger(__name__)
 

@@ -25,8 +25,8 @@ from torch.utils.hooks import RemovableHandle
 
 from ..judge.batch import BatchInProgress
 from ..judge.events import ForwardBegan, RootReturned, StepBegins, StepDone
-from ..judge.optimizer_steps import OptimizerSteps
 from ..judge.reporter import Reporter
+from ..judge.steps.optimizer_steps import OptimizerSteps
 from ..measure.collectives import Collectives, Traffic
 from ..measure.modules import Modules, class_name, unwrap, wrapped_in
 from ..shared.types.fingerprint import ALL_ROWS, Fingerprint

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from ..judge.batch import BatchOrigin
 from ..judge.events import BackwardEnded, BackwardReached, OtherStepDone, OutputsCame, StepDone
-from ..judge.optimizer_steps import OptimizerSteps
+from ..judge.steps.optimizer_steps import OptimizerSteps
 from ..measure.extremes import local
 from ..measure.modules import Modules, class_name
 from ..measure.shards import is_bad

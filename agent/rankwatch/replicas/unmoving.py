@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..judge.optimizer_steps import OptimizerSteps
+from ..judge.steps.optimizer_steps import OptimizerSteps
 from ..measure.extremes import local
 from ..measure.modules import NamedModule, class_name, parameters_of
 from ..measure.tape import Event, to_host

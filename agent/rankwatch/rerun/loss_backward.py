@@ -48,7 +48,7 @@ class LossBackward:
         self._note = ""
         self._flags: list[tuple[str, str, Tensor]] = []
         """On a device: the names of an operator and of its node, and the largest number that it handed on."""
-        self._nodes = [node for node in _between(losses, outputs) if not _hands_on(type(node), node.name())]
+        self._nodes = [node for node in _between(losses, outputs) if not _hands_on(node.name())]
         self._handles = [node.register_hook(partial(self._hook, node)) for node in self._nodes]
 
     def remove(self) -> None:
@@ -111,8 +111,8 @@ class LossBackward:
 
 
 @lru_cache(MAX_NODES)
-def _hands_on(kind: type, name: str) -> bool:
-    """Whether a node of this class and name hands on a finite gradient as a finite one."""
+def _hands_on(name: str) -> bool:
+    """Whether a node of this name hands on a finite gradient as a finite one."""
     title, is_one, _ = name.rpartition("Backward")
     return bool(is_one) and title in _HANDS_ON
 

@@ -22,8 +22,8 @@ from torch.optim import Optimizer
 from ...errors import TrainingAborted
 from ...judge.batch import BatchInProgress, BatchPart
 from ...judge.events import BackwardBegins, ForwardComes, OutputsCame, ScalerStepped, ScaleSpent, UpdateBegins
-from ...judge.optimizer_steps import OptimizerSteps
 from ...judge.settler import Settler
+from ...judge.steps.optimizer_steps import OptimizerSteps
 from ...measure.collectives import Collectives
 from ...measure.extremes import dtype_name
 from ...measure.modules import NamedModule

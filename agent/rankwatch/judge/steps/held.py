@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from ..measure.recorder import Call, PendingFrame
-from ..measure.walk import items
-from ..shared.types.frame import NON_FINITE, Kind, Moment, Phase, State
-from ..shared.types.notice import Notice, NoticeKind
-from .batch import BatchInProgress, BatchPart
+from ...measure.recorder import Call, PendingFrame
+from ...measure.walk import items
+from ...shared.types.frame import NON_FINITE, Kind, Moment, Phase, State
+from ...shared.types.notice import Notice, NoticeKind
+from ..batch import BatchInProgress, BatchPart
 
 REPEATED = 100
 """Batches. A training whose losses are bad again and again is told of it once in so many."""

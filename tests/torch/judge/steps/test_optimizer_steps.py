@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
-from rankwatch.judge.optimizer_steps import ASKED_AGAIN, OptimizerSteps
+from rankwatch.judge.steps.optimizer_steps import ASKED_AGAIN, OptimizerSteps
 
 
 class Counted(nn.Linear):

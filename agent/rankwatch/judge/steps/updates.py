@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..measure.extremes import dtype_name
-from ..rerun.arguments import state_of_tensor
-from ..shared.types.frame import NON_FINITE
-from ..shared.types.trip import Change, UpdateFact
+from ...measure.extremes import dtype_name
+from ...rerun.arguments import state_of_tensor
+from ...shared.types.frame import NON_FINITE
+from ...shared.types.trip import Change, UpdateFact
 
 MOST_FACTS = 4
 

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 from torch.optim import Optimizer
 
-from .events import Steps
+from ..events import Steps
 from .updates import Updates
 
 ASKED_AGAIN = 16
