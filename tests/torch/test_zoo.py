@@ -96,7 +96,7 @@ class Poison:
 
     def _spoil(self, tensor: Tensor) -> Tensor:
         spoiled = tensor.flatten().clone()
-        spoiled[self._spot.element % tensor.numel()] = self._value
+        spoiled[self._spot.element % tensor.numel()] += self._value  # an inf that is written passes for a mask
         return spoiled.view(tensor.shape)
 
 

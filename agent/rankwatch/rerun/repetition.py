@@ -187,6 +187,8 @@ class Repetition(Careful):
         """Whether an inf was written by the code, or is a mask of -inf that it holds: no number has become so large."""
         if any(value.is_complex() or state_of_tensor(value) is not State.INF for value in bad):
             return False
+        if not all(bool(torch.isfinite(values_of(value)).any()) for value in bad):  # a mask leaves something
+            return False
         is_positive = any(map(_has_positive_inf, bad))
         if is_positive and any(bool(torch.isneginf(values_of(value)).any()) for value in bad):
             return False

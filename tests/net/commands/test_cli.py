@@ -254,7 +254,7 @@ def test_run_ends_as_its_command_does(tmp_path: Path) -> None:
         done = rankwatch("run", "--runs-dir", str(tmp_path), "sh", "-c", f"echo out; echo $RANKWATCH_JOB >&2; exit {code}")
         assert (done.returncode, done.stdout) == (code, "out\n")
         said = f"exit code {code} before any rank connected, so there is no report" if code else "no rank"
-        assert re.match(rf"sh\n\S+ WARNING rankwatch: {said}", done.stderr)
+        assert re.match(rf"echo\n\S+ WARNING rankwatch: {said}", done.stderr)
         assert len(done.stderr.splitlines()) == 2
         assert ("PYTHONPATH" in done.stderr) == (code == 0)
     killed = rankwatch("run", "--runs-dir", str(tmp_path), "--", "sh", "-c", "kill -9 $$")

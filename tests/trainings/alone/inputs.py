@@ -366,4 +366,7 @@ hostile("", "invalid", label="loss", says="the code writes an inf").each(
 hostile("head", "overflow", ("inf", "nan"), batch=0).each(
     an_overflow_beside_written_infs=lambda: masking(lambda p, z: filled(p, (z * 1e20).exp())),
 )
+hostile("head", "overflow", "inf", batch=0).each(
+    an_inf_in_all_that_is_written=lambda: masking(lambda p, z: torch.full_like(z, INF)),
+)
 hostile("head", "overflow", "inf", batch=0, policy="strict").each(a_written_inf_under_strict=lambda: masking(filled))
