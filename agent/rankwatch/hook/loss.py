@@ -36,7 +36,7 @@ MAX_LOOKS = 16
 
 AGAIN = 100
 
-_watches: weakref.WeakSet[BackwardWatch] = weakref.WeakSet()
+_watches: weakref.WeakValueDictionary[int, BackwardWatch] = weakref.WeakValueDictionary()
 
 
 class BackwardListener(Protocol):
@@ -59,10 +59,10 @@ class BackwardWatch:
     def __init__(self, listener: BackwardListener) -> None:
         self.listener = listener
         patch(torch.autograd, "backward", _observed)
-        _watches.add(self)
+        _watches[id(self)] = self
 
     def remove(self) -> None:
-        _watches.discard(self)
+        _watches.pop(id(self), None)
 
 
 class Losses:
@@ -208,7 +208,7 @@ def _observed(original: Callable[..., Any]) -> Callable[..., Any]:
     def observed(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_dynamo_compiling() or not _watches or backward.is_running() or is_capturing():
             return original(*args, **kwargs)
-        watches = list(_watches)
+        watches = list(_watches.values())  # in the order in which the models were watched
         has_returned = False
         try:
             for watch in watches:

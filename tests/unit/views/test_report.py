@@ -272,6 +272,13 @@ def test_a_run_whose_watch_was_off_is_not_said_to_be_without_a_nan() -> None:
     assert fault.endswith("switched itself off in batch 3")
 
 
+def test_a_harmless_loss_is_no_lie_about_a_nan() -> None:
+    whole = report(None, Outcome.FINISHED)
+    harmless = RankNotice(1, notice(NoticeKind.HARMLESS_LOSS, why="nan, as aten.mean is nan"))
+    head = as_text.render(replace(whole, notices=(harmless,))).splitlines()[0]
+    assert head == "rankwatch: run train-0 finished: 8 ranks, 150 batches, no inf or nan but in a loss, harmless"
+
+
 NEAR, FAR = notice(module="wo"), notice(module="wi", growth=0.25)
 ZEROS = notice(NoticeKind.ZEROS, module="wi", label="weight.grad", since=4, value=0.5, growth=0.1)
 NOTICES = tuple(
