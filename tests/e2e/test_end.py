@@ -139,7 +139,7 @@ def test_a_signal_while_the_report_is_written_costs_nothing(tmp_path: Path) -> N
         process.terminate()
         until(lambda: process.poll() is not None or not _pending(process.pid))
         output, _ = process.communicate(timeout=PATIENCE)
-        assert "rankwatch: first nan in run sh-0" in output
+        assert "rankwatch: first nan in run rank-0" in output
         assert process.returncode == ABORTED
 
 

@@ -7,6 +7,7 @@ import torch
 
 from notebook import Notebook, unwatch, watched
 from rankwatch.api import registry
+from rankwatch.shared.types.notice import NoticeKind
 from trainings.alone import HEALTHY
 from trainings.case import Case
 from trainings.truths import Peace
@@ -42,7 +43,7 @@ def test_a_healthy_training_is_left_in_peace(case: Case[Peace]) -> None:
     losses, state, notebook = trained(case, watch=True)
     assert notebook is not None
     assert notebook.trips == []
-    assert notebook.notices == []
+    assert [one for one in notebook.notices if one.kind is not NoticeKind.SKIPPED] == []  # the others may have skipped, too
     numbers = [summary.batch for _, summary in notebook.batches]
     assert all(number >= 0 for number in numbers)
     if case.truth.forwards > 0:

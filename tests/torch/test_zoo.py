@@ -96,7 +96,9 @@ class Poison:
 
     def _spoil(self, tensor: Tensor) -> Tensor:
         spoiled = tensor.flatten().clone()
-        spoiled[self._spot.element % tensor.numel()] += self._value  # an inf that is written passes for a mask
+        index = self._spot.element % tensor.numel()
+        # Not just written, which would pass for a mask; nor added, as a loss with finite gradients is harmless.
+        spoiled[index] = (tensor.flatten()[index].abs() + 1) * self._value
         return spoiled.view(tensor.shape)
 
 

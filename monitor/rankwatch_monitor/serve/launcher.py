@@ -181,7 +181,9 @@ def job_name(command: Sequence[str], environ: Mapping[str, str] | None = None) -
 def _words(text: str) -> list[str]:
     """Those of a shell's command line; one that the shell alone understands is a word."""
     try:
-        return shlex.split(text, comments=True) or [text]
+        words = shlex.shlex(text, posix=True, punctuation_chars=True)  # "rank.py;" is a script and a semicolon
+        words.whitespace_split = True
+        return [word for word in words if word[:1] not in ("", *";&|<>()")] or [text]
     except ValueError:
         return text.split()
 

@@ -1,7 +1,7 @@
 """A DDP training of two ranks that are not watched alike: ``unequal.py WHAT ...``, each WHAT as below.
 
 closed    rank 1 closes its watch after batch 3
-broken    in batch 3 of rank 1 our walk over a module's output raises
+broken    in batch 3 of rank 1 our code that measures a module raises
 overflow  rank 1 overflows in its sixth step, rank 0 with ``closed`` and ``broken``
 gradient  in the fifth step of rank 1 a gradient becomes nan, and the all-reduce hands it to both
 """
@@ -9,7 +9,6 @@ gradient  in the fifth step of rank 1 a gradient becomes nan, and the all-reduce
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
@@ -17,26 +16,22 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import rankwatch
+from rankwatch.measure.recorder import Recorder
 
 STEPS = 8
 
 
-class Grumpy(dict[str, Tensor]):
-    """A module's output that does not let itself be walked over."""
-
-    def __iter__(self) -> Iterator[str]:
-        raise RuntimeError("planted")
+def raise_planted(*_: object) -> None:
+    raise RuntimeError("planted")
 
 
 class Middle(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.gain = 1.0
-        self.is_grumpy = False
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
-        x = x * self.gain
-        return Grumpy(x=x) if self.is_grumpy else {"x": x}
+        return {"x": x * self.gain}
 
 
 class Model(nn.Module):
@@ -63,7 +58,8 @@ def main(*what: str) -> None:
             if rank == 1:
                 if "closed" in what and step == 4:
                     watch.close()
-                model.middle.is_grumpy = "broken" in what and step == 3
+                if "broken" in what and step == 3:
+                    Recorder.call = raise_planted  # type: ignore[method-assign, assignment]
             if rank == guilty and "overflow" in what and step == 5:
                 model.middle.gain = float("inf")
             loss = wrapped(torch.ones(2, 4)).sum()

@@ -361,6 +361,7 @@ def test_job_names(command: str, name: str) -> None:
     ("command", "env", "name"),
     [
         (["bash", "-c", "cd /home/me && torchrun --nproc-per-node 2 train.py --lr 1 > log 2>&1"], {}, "train"),
+        (["sh", "-c", "echo begun; python rank.py; exit $?"], {}, "rank"),
         (["sh", "-c", 'exec torchrun --module my.pkg.pretrain "$@"'], {}, "pretrain"),
         (["bash", "-lc", "python -m torch.distributed.run -m my.package.train"], {}, "train"),
         (["bash", "launch.sh", "--big"], {}, "launch"),
