@@ -143,7 +143,7 @@ class Detector:
 
     def await_training(self) -> None:
         """A forward before the training, of what is no data, is not judged."""
-        self._settler.awaits_training = True
+        self._settler.finder.awaits_training = True
 
     @property
     def has_trained(self) -> bool:

@@ -1,4 +1,4 @@
-"""Frames -> trips and batch summaries: decides when numbers are read and judged, and holds the ring of last frames.
+"""Frames -> trips and batch summaries: decides when numbers are read and judged.
 
 ``check="frame"`` reads and judges each frame as it comes; ``"batch"`` all frames of a part at its end, or, where
 an optimizer step waits for the device, at the latest before that; ``"async"`` begins to read at the part's end, and judges when
@@ -7,14 +7,11 @@ the numbers have come, at most one part later.
 
 from __future__ import annotations
 
-import logging
-import time
 from collections import deque
 from typing import Any, NamedTuple
 
 from torch import nn
 
-from ..measure.extremes import NonFiniteCounts, count_non_finite
 from ..measure.memory import memory_of_tensors
 from ..measure.modules import Modules
 from ..measure.recorder import Call, PendingFrame, Recorder
@@ -23,28 +20,19 @@ from ..measure.tape import PendingRead, Tape
 from ..rerun.forward import RootEntry
 from ..rerun.loss_graph import LossOrigin
 from ..shared.types.config import Config, Policy
-from ..shared.types.frame import BEGINNING, BatchSummary, FrameTable, Kind, Moment, Phase, State
-from ..shared.types.trip import Trip
+from ..shared.types.frame import BatchSummary, FrameTable, Kind, Moment, Phase
 from ..shared.types.tuning import Check
 from ..shared.words.sentences import by_operator
-from .batch import BatchInProgress, BatchPart, Gate, LossScaling, PartState, Tables
-from .between import RunAgain, UnmeasuredBatchRerun, not_again
-from .changes import guilty_collective, mark_stale
+from .batch import BatchInProgress, BatchPart, Gate, PartState, Tables
+from .between import UnmeasuredBatchRerun
 from .events import TuningCame
 from .evidence import Evidence
 from .health import Health
 from .lifecycle import Life
-from .policy import Judge
-from .reporter import BadReading, FoundTrip, Reporter, announce
+from .reporter import FoundTrip, Reporter, announce
 from .steps.held import HeldLoss, HeldLosses, harms
 from .steps.optimizer_steps import OptimizerSteps
-
-log = logging.getLogger(__name__)
-
-NO_DATA = 1e10
-"""Before a training, what is larger is memory that nobody has written: of its numbers, one in three is."""
-
-_INPUTS = (Kind.INPUT, Kind.KEYWORD)
+from .trip_finder import TripFinder
 
 MAX_RAISED = 3
 """Forwards that raised, and are run again to find an inf or nan: a training may use exceptions for ends of its own."""
@@ -90,19 +78,13 @@ class Settler:
         self._life = life
         self.check = config.check or check
         self._set_lateness()
-        self.judge = Judge(config.policy, config.ignore)
         self._trips = config.policy is not Policy.OFF
         self.waiting: FoundTrip | None = None
-        self.awaits_training = False
-        """Whether nobody has asked for this watch: what runs before a training is no batch."""
-        self._ring: deque[PendingFrame] = deque(maxlen=config.max_frames_to_save)
         self._tape = tape
         self._recorder = recorder
         self._sweep = sweep
         self._reporter = reporter
         self._judge_traced = judge_traced
-        self._gradients = config.gradients
-        self._closeup = config.closeup
         self._guards = config.guard and self._trips
         self._holds = config.guard and config.policy is Policy.FIRST
         self._may_hold = check is Check.FRAME
@@ -112,8 +94,9 @@ class Settler:
         """The parts since the first loss that is held: what is sent shows that this rank has passed."""
         self._model = model
         self._steps = steps
-        self._between = UnmeasuredBatchRerun(recorder, tape, sweep, steps, model)
         self._evidence = Evidence(recorder, steps, model, sweep)
+        between = UnmeasuredBatchRerun(recorder, tape, sweep, steps, model)
+        self.finder = TripFinder(config, life, tape, recorder, steps, between, self._evidence)
         self._raised = 0  # forwards that were run again as they had raised
         self._tables = Tables()
         self._health = Health()
@@ -127,8 +110,8 @@ class Settler:
             return
         if self._tape.read():
             self._has_bad = True
-        self._ring.append(frame)
-        if not self._has_bad or not self.judge.tripping(frame.spec, frame.states):
+        self.finder.ring.append(frame)
+        if not self._has_bad or not self.finder.judge.tripping(frame.spec, frame.states):
             return
         if self._hold(frame, part, call):
             return
@@ -147,7 +130,7 @@ class Settler:
             self._has_bad |= self._tape.read()
             if self._has_bad:
                 return False
-            self._ring.extend(frames)
+            self.finder.ring.extend(frames)
         return True
 
     def close(self, part: BatchPart, *, awaits_loss: bool = False) -> None:
@@ -194,7 +177,7 @@ class Settler:
 
     def judge_again(self, batch: BatchInProgress, entry: RootEntry) -> None:
         """A gradient is bad in a batch in which only the root was measured: its forward is run again, measured and judged."""
-        found = self._find_again(BatchPart(batch), entry)
+        found = self.finder.find_again(BatchPart(batch), entry)
         if found is not None:
             self._announce(found)
             raise self._reporter.on_trip(found.trip, found.bad_readings)
@@ -226,7 +209,7 @@ class Settler:
             self.check = tuning.check
             self._set_lateness()
         if tuning.ignore is not None:
-            self.judge = self.judge.ignoring(tuning.ignore)
+            self.finder.judge = self.finder.judge.ignoring(tuning.ignore)
 
     def poll(self, *, wait: bool = False) -> None:
         """Judges the parts whose numbers have come; ``wait``: all parts, waiting once for the numbers of the last one.
@@ -283,7 +266,7 @@ class Settler:
         runs_again &= self._trips and batch.is_streamed and not is_seen
         if found is None and runs_again and self._raised < MAX_RAISED:
             self._raised, is_late, batch.is_full = self._raised + 1, True, False
-            found = self._find_again(part, batch.entry)
+            found = self.finder.find_again(part, batch.entry)
             batch.is_full |= was_full  # a forward that comes next may belong to the same batch
         if found is not None and is_late:
             # The user's exception goes on; the trip counts all the same.
@@ -370,10 +353,10 @@ class Settler:
             return False
         if self.check is Check.ASYNC and not self._may_hold:
             return False
-        tripping = self.judge.tripping(frame.spec, frame.states)
+        tripping = self.finder.judge.tripping(frame.spec, frame.states)
         if not self._held.may_be_loss(frame, tripping, part, call):
             return False
-        self._held.all.append(HeldLoss(frame, part, call, self._ring.copy()))
+        self._held.all.append(HeldLoss(frame, part, call, self.finder.ring.copy()))
         self._life.held = self._held.first
         return True
 
@@ -413,7 +396,7 @@ class Settler:
             raise self._reporter.on_trip(found.trip, found.bad_readings)
 
     def _trip_of_held(self, held: HeldLoss) -> FoundTrip | None:
-        batch, forward, self._ring = held.batch, held.part.loss_of, held.ring
+        batch, forward, self.finder.ring = held.batch, held.part.loss_of, held.ring
         batch.entry = batch.run.entry if batch.run is not None else None
         if forward is not None:  # it may be run again, and has its loss after its own frames
             forward.frames = [one for one in forward.frames if one is not held.frame]
@@ -426,11 +409,11 @@ class Settler:
 
     def _why(self, held: HeldLoss) -> str:
         """What made a loss bad that has harmed nothing."""
-        closeup, ring, self._closeup = self._closeup, self._ring, 0.0
+        closeup, ring, self.finder.closeup = self.finder.closeup, self.finder.ring, 0.0
         try:
             found = self._trip_of_held(held)
         finally:
-            self._closeup, self._ring = closeup, ring
+            self.finder.closeup, self.finder.ring = closeup, ring
         return by_operator(found.trip)[1] if found is not None else ""
 
     def _send(self, part: BatchPart) -> None:
@@ -449,171 +432,23 @@ class Settler:
         if not self._life.is_late(part):
             return None
         if not self._has_bad or (part.batch.traced and not self._judge_traced):
-            self._ring.extend(part.frames)
+            self.finder.ring.extend(part.frames)
             return None
         for frame in list(part.frames):
-            self._ring.append(frame)
-            if self.judge.tripping(frame.spec, frame.states) and not self._hold(frame, part, None):
+            self.finder.ring.append(frame)
+            if self.finder.judge.tripping(frame.spec, frame.states) and not self._hold(frame, part, None):
                 was_full, found = part.batch.is_full, self._find(frame, part, None)
                 if found is not None or part.batch.is_full is not was_full:
                     return found
         return None
 
     def _find(self, frame: PendingFrame, part: BatchPart, call: Call | None) -> FoundTrip | None:
-        """The trip of the ring's last frame, or of an earlier one that only shows when its forward is run again."""
-        if frame.is_absorbed or self._is_of_probe(frame, part.batch):
-            return None
-        batch, kind = part.batch, frame.spec.readings[0].kind
-        if frame.spec.phase is Phase.BACKWARD and (held := self._held.behind(batch)) is not None:
-            return self._trip_of_held(held)
-        forward, entry = part.loss_of or part, batch.entry or (batch.run.entry if batch.run is not None else None)
-        if frame.spec.phase is not Phase.FORWARD or frame.step != self._steps.done:
-            return self._trip_of_call(frame, part, part.values, call)
-        if kind is Kind.LOSS and part is forward:  # it did not follow upon its forward, which was sent
-            found = self._find_again(BatchPart(batch), entry)
-            return found or self._trip_of_call(frame, part, part.values, call)
-        again = self._between.measure(batch, entry, self.judge)
-        if again is not None and again.is_bad:
-            self._replace(forward, again)
-            return self._trip_of_call(again.frames[-1], forward, None, again.call)
-        if again is not None and kind is not Kind.MARKED:  # it did not recur, or the loss is the origin
-            if part is forward:
-                call = call and (*again.call[:2], call[-1])
-                frame = again.frames[-1] = self._as_it_was(frame, again.frames[-1], call)
-            self._replace(forward, again)
-            if part is not forward:
-                frame.position = forward.end
-                self._ring.append(frame)
-        return self._trip_of_call(frame, part, part.values, call)
-
-    def _is_of_probe(self, frame: PendingFrame, batch: BatchInProgress) -> bool:
-        """Whether a forward is none of a training, and its input was no data: one that counts operations, say."""
-        if not self.awaits_training or self._life.has_trained or self._steps.done:
-            return False
-        if batch.is_probe is None:
-            given = batch.root_inputs or frame
-            rows = zip(given.spec.readings, given.cells, strict=True)
-            has_none = any(row.kind in _INPUTS and (cell.is_bad or cell.high > NO_DATA) for row, cell in rows)
-            batch.is_probe = has_none and not self._steps.have_begun()
-        return batch.is_probe
-
-    def _find_again(self, part: BatchPart, entry: RootEntry | None) -> FoundTrip | None:
-        """The trip in a forward that is run again, if there is one: nothing in the first run has shown it."""
-        again = self._between.measure(part.batch, entry, self.judge)
-        if again is None or not again.is_bad:
-            return None
-        part.batch.entry = entry
-        self._replace(part, again)
-        return self._trip_of_call(again.frames[-1], part, None, again.call)
-
-    def _replace(self, part: BatchPart, again: RunAgain) -> None:
-        """The frames of a batch, of which only the root was measured, are those of its second run."""
-        part.batch.is_full, part.is_cut = True, again.is_bad
-        part.frames[:] = again.frames
-        known = [one for one in self._ring if one.position[:2] != part.first[:2]]
-        self._ring = deque([*known, *again.frames], self._ring.maxlen)
-
-    def _as_it_was(self, frame: PendingFrame, again: PendingFrame, call: Call | None) -> PendingFrame:
-        """The root's frame with the bad output of the first run; ``call`` has that, if it is at hand."""
-        if call is None:
-            return not_again(frame, again)
-        self._recorder.forget()
-        measured = self._recorder.call(again.position, frame.named, Phase.FORWARD, *call)
-        self._tape.read()
-        return measured
-
-    def _trip_of_call(
-        self, frame: PendingFrame, part: BatchPart, values: list[Any] | None, call: Call | None
-    ) -> FoundTrip | None:
-        """The trip of the ring's last frame, whose call is at hand, or not."""
-        changed = ""
-        if call is not None:
-            # Evidence is measured anew, without the cache: x.data.mul_() changes a tensor without its version counter.
-            overwritten = self._recorder.before_in_place(frame, *call)
-            self._recorder.forget()
-            fresh, values = self._recorder.again(frame, *call)
-            before, frame.cells = frame.cells, fresh.cells
-            self._tape.read()
-            changed = mark_stale(before, frame, part.frames)
-            for row, cell in overwritten.items():
-                frame.cells[row] = cell
-        return self._trip(frame, part, values, call, changed)
+        """The trip of a frame, or of the bad loss behind a gradient."""
+        is_gradient = frame.spec.phase is Phase.BACKWARD and not frame.is_absorbed
+        held = self._held.behind(part.batch) if is_gradient else None
+        return self._trip_of_held(held) if held is not None else self.finder.find(frame, part, call)
 
     def _trace(self, part: BatchPart) -> None:
         """Prints a part that is complete: its forward's with the loss."""
         if part.batch.traced and part.frames and part.loss_of is None:
             self._reporter.on_trace([frame.measured() for frame in part.frames])
-
-    def _trip(
-        self, frame: PendingFrame, part: BatchPart, values: list[Any] | None, call: Call | None, changed: str = ""
-    ) -> FoundTrip | None:
-        """The trip of the ring's last frame; None if it is finite by now, or a loss scaler deals with it."""
-        if frame.is_absorbed:
-            return None
-        is_scaled = frame.spec.phase is Phase.BACKWARD or frame.spec.readings[0].kind is Kind.LOSS
-        scaling = (is_scaled and part.batch.scaling) or LossScaling()
-        # Weights are measured only every few forwards. Until the next optimizer step, they are as they were in these frames.
-        if frame.spec.phase is not Phase.BACKWARD:
-            self._recorder.refresh([known for known in self._ring if known.step == self._steps.done])
-            self._tape.read()
-        tripping = self.judge.tripping(frame.spec, frame.states)
-        if not tripping:  # a weight was bad when it was last measured, and the user has repaired it
-            return None
-        rows = frame.spec.readings
-        first = min(tripping, key=lambda row: (_CAUSAL_ORDER.index(rows[row].kind), row))
-        counts = {row: _counts(values[row] if values is not None else None) for row in tripping}
-        root_inputs = part.batch.root_inputs
-        collective, sum_state = guilty_collective(list(self._ring))
-        evidence = self._evidence.of(frame, rows[first], part, call)
-        if evidence.is_meant and self.judge.allow_inf(frame.spec, rows[first]):
-            return self._trip(frame, part, values, call, changed)
-        trip = Trip(
-            position=frame.position,
-            reading=first,
-            frames=tuple([known.measured() for known in self._ring]),
-            root_inputs=root_inputs.measured().readings if root_inputs is not None else (),
-            optimizer_step=part.batch.optimizer_step,
-            shape=counts[first].shape,
-            numel=counts[first].numel,
-            nan_count=counts[first].nans,
-            inf_count=counts[first].infs,
-            time=time.time(),
-            loss_scale=scaling.value,
-            bad_since=scaling.since,
-            collective=collective if sum_state is State.INF else "",
-            received=frame.received or (collective if sum_state is State.NAN else ""),
-            changed=changed,
-            gradients=self._gradients,
-            weights=evidence.weights,
-            operator=evidence.operator,
-            harmless=(*evidence.harmless, *self.judge.meant_by(frame.spec.module)),
-            recurs=False if frame.was_finite else evidence.recurs,
-            closeup_within=self._closeup,
-            guarded=frame.guarded,
-            unfound=frame.unfound,
-            rates=evidence.rates,
-            grown=evidence.grown,
-            first_of_step=self._life.first_of_step(part.batch.optimizer_step),
-            looked_at=Moment(self._steps.number, *self._life.position) if frame.guarded else BEGINNING,
-            outside=evidence.outside,
-        )
-        self._closeup = 0.0  # one close-up is enough
-        readings = [BadReading(rows[row].label, counts[row].nans, counts[row].infs) for row in tripping]
-        return FoundTrip(trip, readings, evidence.subject)
-
-
-def _counts(value: Any) -> NonFiniteCounts:
-    if value is None:
-        return NonFiniteCounts((), 0, 0, 0)
-    try:
-        return count_non_finite(value)
-    except RuntimeError as error:  # out of memory, say: the trip matters more than its counts
-        log.debug("cannot count what is not finite: %s", error)
-        return NonFiniteCounts(tuple(getattr(value, "shape", ())), 0, 0, 0)
-
-
-_CAUSAL_ORDER = (
-    Kind.PARAMETER, Kind.MARKED, Kind.OUTPUT, Kind.INPUT, Kind.KEYWORD, Kind.BUFFER,
-    Kind.LOSS, Kind.GRADIENT, Kind.GRAD_INPUT, Kind.GRAD_OUTPUT,
-)  # fmt: skip
-"""If several readings trip, the first in this order is the culprit: a bad weight explains a bad output."""

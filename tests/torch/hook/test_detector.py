@@ -308,6 +308,6 @@ def test_a_trip_counts_even_when_its_counts_cannot_be_had(monkeypatch: pytest.Mo
         raise torch.OutOfMemoryError
 
     model, _, notebook = watching(Gain(math.inf))
-    monkeypatch.setattr("rankwatch.judge.settler.count_non_finite", out_of_memory)
+    monkeypatch.setattr("rankwatch.judge.trip_finder.count_non_finite", out_of_memory)
     trip = notebook.trip_of(model, ones())
     assert (trip.shape, trip.inf_count) == ((3, 4), 0)
