@@ -51,6 +51,40 @@ def test_the_model_is_found_and_named_as_the_user_wrote_it(command: list[str], t
     assert job.left_behind == []
 
 
+FAILING = """
+import os, sys, torch
+import torch.distributed as dist
+from torch import multiprocessing, nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+def load(batch, rank):
+    if batch == 2 and rank == 1:
+        return torch.ones(2, 3)
+    return torch.ones(2, 4)
+def train(rank):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=sys.argv[1])
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    model = DDP(nn.Linear(4, 4))
+    for batch in range(4):
+        x = load(batch, rank)
+        model(x).sum().backward()
+if __name__ == "__main__":
+    multiprocessing.spawn(train, nprocs=2)
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_that_fails_says_where(tmp_path: Path) -> None:
+    """No exception leaves a process of ``spawn``: torch makes an exit of it."""
+    script = tmp_path / "fails.py"
+    script.write_text(FAILING)
+    job = run_job(tmp_path, [sys.executable, str(script), str(free_port())])
+    words = "RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x3 and 4x4)"
+    assert job.report["reason"].endswith(f"failed: {words}, at fails.py:16 in train")
+    failed = job.report["ranks"][1]
+    assert (failed["farewell"], failed["farewell_at"]) == (words, "fails.py:16 in train")
+    assert f"failed: {words}, at fails.py:16 in train\n" in (job.run_dir / "report.txt").read_text()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", ["0", "1"])
 @pytest.mark.parametrize("how", ["direct", "eval", "frozen"])

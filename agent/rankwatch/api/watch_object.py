@@ -212,7 +212,7 @@ class Watch:
         else:
             if not is_of_the_network(error):
                 write_error_file("".join(traceback.format_exception(error)), time.time(), is_culprit=True)
-            self._finish("failed", f"{type(error).__name__}: {words_of(error)}".removesuffix(": "))
+            self._finish("failed", f"{type(error).__name__}: {words_of(error)}".removesuffix(": "), error)
 
     def look_back(self, error: BaseException) -> BaseException:
         """An exception is ending the training. If it came upon a bad gradient, that is a trip; returns what ends the training."""
@@ -275,7 +275,7 @@ class Watch:
         """Whether this is a forked child, which has the object, but no thread."""
         return os.getpid() != self._identity.pid
 
-    def _finish(self, outcome: str, text: str = "", *, keeps_link: bool = False) -> None:
+    def _finish(self, outcome: str, text: str = "", error: BaseException | None = None, *, keeps_link: bool = False) -> None:
         if self._closed or self._is_forked:
             return
         self._closed = True
@@ -285,7 +285,7 @@ class Watch:
         forget(self)
         self._order.lift()
         if self._link is not None and not keeps_link:
-            self._link.close(outcome, text)
+            self._link.close(outcome, text, error)
             if not any(open_watches()):
                 seat.leave()
 

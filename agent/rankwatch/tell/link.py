@@ -41,7 +41,7 @@ from .outbox import Outbox
 from .reception import MAX_RECEIVED_BYTES, PAUSE, Reception
 from .reread import ConnectionSource
 from .spool import Spool
-from .stacks import Inspector
+from .stacks import Inspector, place_of
 
 log = logging.getLogger(__name__)
 
@@ -224,13 +224,13 @@ class Link:
             return False
         return self._aborted.wait(self._welcome.decision_window + self._rerun + VERDICT_MARGIN)
 
-    def close(self, outcome: str, text: str = "") -> None:
-        """Sends BYE, waits up to FAREWELL_TIMEOUT for its acknowledgement, and ends the thread."""
+    def close(self, outcome: str, text: str = "", error: BaseException | None = None) -> None:
+        """Sends BYE, waits up to FAREWELL_TIMEOUT for its acknowledgement, and ends the thread. ``error`` ended the rank."""
         if os.getpid() != self._pid or self._stop:
             return
         self._exit_queue.close()
-        moment = self._watch.where().moment
-        self._append(lambda seq: messages.Bye(seq, outcome, text, moment))
+        moment, at = self._watch.where().moment, "" if error is None else place_of(error)
+        self._append(lambda seq: messages.Bye(seq, outcome, text, moment, at))
         if self.run and not self.refusal:
             self._spool.wait_until_empty(FAREWELL_TIMEOUT)
             self._stay()

@@ -9,7 +9,6 @@ from rankwatch.shared.types.frame import MEASURED, NO_LOSS, NO_STAGE, Frame, Fra
 from rankwatch.shared.types.gpu import Gpu
 from rankwatch.shared.types.notice import describe_notice
 from rankwatch.shared.types.trip import Trip
-from rankwatch.shared.words.brief import brief
 
 from ..decide.core.gaps import describe_gap
 from ..decide.core.report import RankNotice, RankRow, Report
@@ -112,8 +111,8 @@ def rank_to_dict(row: RankRow) -> dict[str, Any]:
         "gpu": gpu_to_dict(row.gpu),
         "torch": row.torch or None,
         "stage": _stage(row),
-        **pick(row, "pid last_batch state acknowledged dropped rival farewell"),
-        "farewell_text": brief(row.farewell),
+        **pick(row, "pid last_batch state acknowledged dropped rival farewell farewell_at"),
+        "farewell_text": row.last_words,
     }
 
 

@@ -109,13 +109,21 @@ def _render_ending(report: Report, record: str, stack_lines: int | None) -> str:
     for label, state in (("lost", RankState.LOST), ("failed", RankState.FAILED)):
         ranks = [row.rank for row in report.ranks if row.state is state]
         if ranks:
-            fields.append((label, name_ranks(ranks)))
+            fields.append((label, "\n".join([name_ranks(ranks), *_last_words(report, ranks)])))
     fields += [("batches", str(report.batches)), *course.fields(report)]
     fields += [*replica_fields(report), *notice_fields(report), *_lapses(report)]
     fields += stalls.fields(report, stack_lines)
     if report.acknowledged_in is not None:
         fields.append(("abort", _acknowledgements(report)))
     return format_head(f"run {report.run} {report.outcome.value}", [*fields, *_record(record)])
+
+
+def _last_words(report: Report, ranks: list[int]) -> list[str]:
+    """What ended each of several ranks. Of one, the reason says so."""
+    words: dict[str, list[int]] = {}
+    for rank in ranks if len(ranks) > 1 else ():
+        words.setdefault(report.ranks[rank].last_words, []).append(rank)
+    return _first([f"{name_spans(same)}: {text}" for text, same in words.items() if text])
 
 
 def replica_fields(report: Report) -> list[tuple[str, str]]:

@@ -255,7 +255,7 @@ class Ack:
 class Bye:
     """Rank to collector, last. See OUTCOMES; ``text`` is the exception of ``failed`` and the reason of ``limit``.
 
-    All that the rank ran before ``moment`` is judged.
+    All that the rank ran before ``moment`` is judged. ``at``: the user's line that the exception came from; empty: not known.
     """
 
     KIND = "BYE"
@@ -263,6 +263,7 @@ class Bye:
     outcome: Annotated[str, one_of(OUTCOMES)]
     text: Text
     moment: Moment = BEGINNING
+    at: StackLine = ""
 
 
 @dataclass(frozen=True, slots=True)

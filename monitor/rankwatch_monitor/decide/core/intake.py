@@ -192,7 +192,7 @@ class Intake:
             rank.fault = message.text
             self.replicas.leave(rank)
         elif isinstance(message, messages.Bye):
-            rank.farewell = message.text
+            rank.farewell, rank.farewell_at = message.text, message.at
             rank.advance(message.moment, rank.phase)
             if rank.settled is not None:
                 rank.settle(message.moment, *rank.first_of_step)

@@ -76,7 +76,7 @@ class EndingDesk(Desk):
     def take(self, rank: Rank, bye: messages.Bye, now: float) -> Iterator[Effect]:
         """A rank has said goodbye, and has left."""
         if bye.outcome == "failed":
-            yield from self.stop(Incident.RANK_FAILED, Stop(f"{rank.name} failed: {brief(bye.text)}"), now)
+            yield from self.stop(Incident.RANK_FAILED, Stop(f"{rank.name} failed: {brief(bye.text, bye.at)}"), now)
         elif bye.outcome == "limit":
             self.happens(Incident.LIMIT_REACHED, bye.text, now)
         elif bye.outcome not in ("finished", "ended"):
