@@ -14,7 +14,7 @@ from ..decide.core.gaps import describe_gap
 from ..decide.core.report import RankNotice, RankRow, Report
 from ..decide.replicas.desync import Desync
 from ..decide.replicas.desync_text import desync_lines
-from ..decide.trip.began import describe_origin
+from ..decide.trip.began import describe_origin, leads
 from ..decide.trip.verdict import Verdict
 from . import closeup, course, stalls
 from .jsonable import document, pick, plain
@@ -79,6 +79,7 @@ def _verdict(report: Report, verdict: Verdict) -> dict[str, Any]:
         **pick(verdict, "cause evidence"),
         "began": None if report.origin is None else report.origin.began,
         "began_text": describe_origin(report.origin, report.world_size) if report.origin is not None else "",
+        "began_leads": leads(report.origin, verdict.rank, trip),
         "closeup": closeup.to_dict(verdict.tripped, trip, report.closeup),
         "capsule": closeup.capsule_of(report.closeup),
         "closeup_text": closeup.text_of(report, verdict),

@@ -20,7 +20,7 @@ from ..decide.core.gaps import describe_gap
 from ..decide.core.report import Outcome, RankNotice, RankRow, RankState, Report
 from ..decide.replicas.desync_text import describe_compared, describe_desync, describe_remedy, origins
 from ..decide.replicas.own_notices import BY_PRODUCT_KINDS
-from ..decide.trip.began import describe_origin
+from ..decide.trip.began import describe_origin, leads
 from ..decide.trip.verdict import Certainty, Verdict
 from . import closeup, course, stalls
 from .runs import UNFINISHED
@@ -53,11 +53,13 @@ def render_head(report: Report, record: str = "", stack_lines: int | None = None
         return _render_ending(report, record, stack_lines)
     verdict = report.verdict
     culprit = describe_trip(verdict.who(_name(report, verdict.tripped)), verdict.trip, report.frames_in_batch)
+    is_led = leads(report.origin, verdict.rank, verdict.trip)
     fields = [
         *notice_fields(report, NOTICES_ON_SCREEN if record else MAX_LINES),  # above: a screen of 24 rows has the rest
+        *(_began(report) if is_led else []),
         ("culprit", culprit),
         *closeup.fields(report, verdict),
-        *_began(report),
+        *([] if is_led else _began(report)),
         *replica_fields(report),
         *_also(report, verdict),
         ("certainty", _certainty(report, verdict)),
