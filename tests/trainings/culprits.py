@@ -377,6 +377,7 @@ class Deep(nn.Module):
 @spoilt(
     batch=range(81, 120),
     began={"rank": 1, "batch": 80, "module": "", "label": "input[0]", "alone": True, "factor": range(500, 2000)},
+    began_leads=True,
     batches=120,
 )
 def a_rank_that_left_first() -> Training:
