@@ -100,6 +100,33 @@ def test_a_training_that_never_calls_its_root_in_training_mode_is_one_run(how: s
     assert (job.left_behind, "batch -1" in job.stderr, "before the first batch" in job.stderr) == ([], False, False)
 
 
+UNUSED = """
+import torch
+from torch import nn
+def main():
+    features, head = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+    for batch in range(5):
+        out = head(features(torch.ones(2, 4)).detach())
+        features(torch.ones(1, 4))
+        out.square().mean().backward()
+        optimizer.step()
+main()
+"""
+
+
+@pytest.mark.slow
+def test_a_model_that_is_only_called_while_another_one_trains_has_no_report(tmp_path: Path) -> None:
+    """Both are gone before the process ends."""
+    (tmp_path / "frozen.py").write_text(UNUSED)
+    job = run_job(tmp_path, [sys.executable, str(tmp_path / "frozen.py")])
+    assert job.code == 0, job.stderr
+    runs = sorted(folder for folder in (tmp_path / "runs").iterdir() if folder.name.startswith("frozen"))
+    assert [(run / "report.txt").exists() for run in runs] == [False, True]
+    assert job.stderr.count(" finished: 1 rank, ") == 1
+    assert "run frozen-0: dropped: no backward ever reached this model" in job.stderr
+
+
 @pytest.fixture
 def others(tmp_path: Path) -> str:
     """A PYTHONPATH with a sitecustomize of the user."""

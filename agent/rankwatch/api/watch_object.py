@@ -7,6 +7,7 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -32,6 +33,7 @@ from .reports import Reports
 from .stop_order import StopOrder
 
 if TYPE_CHECKING:  # imported with the first connection: without a collector, no zmq is needed
+    from ..judge.lifecycle import Use
     from ..shared.types import messages
     from ..tell.link import Link
 
@@ -102,6 +104,8 @@ class Watch:
     def _speak_by(self, speaker: Speaker | None) -> None:
         self._speaker = speaker
         self._reports.link = self._link
+        if self._link is not None:
+            self._link.is_unused = lambda: False  # that of an automatic watch may go on with this one
 
     @property
     def _link(self) -> Link | None:
@@ -136,16 +140,22 @@ class Watch:
         """The number of the batch that runs, or ran last; before the first one, one less than its number."""
         return self._detector.position.batch
 
-    def be_automatic(self) -> None:
-        """``finder`` has made it, at the first forward of a model that may be trained."""
-        self.is_automatic = True
+    def be_automatic(self, does_any_train: Callable[[], bool]) -> Use:
+        """``finder`` has made it, at the first forward of a model that may be trained.
+
+        If it never is, while ``does_any_train``, its run is dropped: the script has called it, no more.
+        """
+        self.is_automatic, use = True, self._detector.use
         if isinstance(self._detector, Detector):
             self._detector.await_training()
+        if self._link is not None:
+            self._link.is_unused = lambda: not use.has_trained and does_any_train()
+        return use
 
     @property
     def has_trained(self) -> bool:
         """Whether the model has had a backward."""
-        return self._detector.has_trained
+        return self._detector.use.has_trained
 
     @property
     def root(self) -> nn.Module:

@@ -74,6 +74,7 @@ class Detector:
         root, feed, tape = unwrap(model), Feed(), Tape()
         self._config = config
         life = self._life = Life(config.first_batch, config.every, config.trace_batch_nums, sends_at_once=sends_at_once)
+        self.use = life.use
         doors = self._doors = FailsOpen(config.stop, reporter, life, root)
         steps = self._steps = OptimizerSteps(root)
         recorder = self._recorder = Recorder(tape, 0 if config.policy is Policy.STRICT else config.weights_every)
@@ -144,11 +145,6 @@ class Detector:
     def await_training(self) -> None:
         """A forward before the training, of what is no data, is not judged."""
         self._settler.finder.awaits_training = True
-
-    @property
-    def has_trained(self) -> bool:
-        """Whether a backward has come."""
-        return self._life.has_trained
 
     @property
     def whereabouts(self) -> Whereabouts:

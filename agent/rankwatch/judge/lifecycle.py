@@ -122,6 +122,12 @@ class Poll(NamedTuple):
 Effect = Begin | Forget | Close | Abandon | Release | NoLossComes | Poll
 
 
+class Use:
+    """Whether a backward has reached a model: what is known of it when it is gone."""
+
+    has_trained = False
+
+
 class Life:
     """The life of the batches of one model.
 
@@ -165,7 +171,7 @@ class Life:
         """The last forward of the last candidate, until an optimizer step."""
         self._is_waiting = False
         """Whether ``position`` waits: candidates were seen that had no backward."""
-        self.has_trained = False
+        self.use = Use()
         """Whether a backward has reached any forward."""
         self._awaits_backward = False
         """Whether neither a backward nor a step came after the forward of a batch."""
@@ -444,7 +450,7 @@ class Life:
         return effects
 
     def begin_backward(self, batch: BatchInProgress) -> None:
-        self.of_backward, self.has_trained = batch, True
+        self.of_backward, self.use.has_trained = batch, True
         self._unreached.pop(batch.position.batch, None)
         if batch.position is not self.position and batch.position[:2] == self.position[:2]:
             batch.position = self.position = max(batch.position, self.position)

@@ -92,7 +92,7 @@ class TripFinder:
 
     def _is_of_probe(self, frame: PendingFrame, batch: BatchInProgress) -> bool:
         """Whether a forward is none of a training, and its input was no data: one that counts operations, say."""
-        if not self.awaits_training or self._life.has_trained or self._steps.done:
+        if not self.awaits_training or self._life.use.has_trained or self._steps.done:
             return False
         if batch.is_probe is None:
             given = batch.root_inputs or frame

@@ -99,6 +99,7 @@ def _render_ending(report: Report, record: str, stack_lines: int | None) -> str:
         if any(one.notice.kind is NoticeKind.HARMLESS_LOSS for one in report.notices):
             clean += " but in a loss, harmless"
         known = "not watched to its end" if faults else clean
+        known = report.reason or known
         head = f"run {report.run} finished: {_ranks(report)}, {batches}, {known}{unheard}{faults}"
         is_calm = report.course is not None and not report.desync
         noticed = notice_fields(report) or ([("noticed", "nothing")] if is_calm else [])

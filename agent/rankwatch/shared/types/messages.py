@@ -26,8 +26,9 @@ MAX_START = 64
 
 MAX_MODELS = 1 << 16
 
-# How a rank ended: close(); the process without close(); an exception; an abort; after the batch that was asked for.
-OUTCOMES = frozenset({"finished", "ended", "failed", "aborted", "limit"})
+# How a rank ended: close(); the process without close(); an exception; an abort; after the batch that was asked for; well, but
+# no backward ever reached this model, while another one of the process was trained.
+OUTCOMES = frozenset({"finished", "ended", "failed", "aborted", "limit", "unused"})
 REMEDIES = frozenset({"none", "hello", "stop"})
 PHASES = frozenset({"idle", "forward", "backward", "optimizer"})
 

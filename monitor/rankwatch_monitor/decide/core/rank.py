@@ -95,6 +95,8 @@ class Rank:
     """The error that switched its watch off, while its process lives."""
     farewell: str = ""
     farewell_at: str = ""
+    is_unused: bool = False
+    """Whether its model was never trained, while another one of its process was."""
     death: str = ""
     """How its process ended, if it said no farewell and that is known."""
     rival: str = ""
