@@ -404,6 +404,22 @@ def a_flipped_bit() -> Training:
     return marred(DistributedDataParallel(net), lambda: net.head.weight, 1, 1, value=3e38, after=40)
 
 
+@spoilt(
+    rank=0,
+    alike_ranks=[0, 1],
+    batch=5,
+    cause="data",
+    **{
+        "try": "look at input[0] of batch 5 in what all ranks read: it is not one shard, so look at how the data are made, "
+        "scaled and collated; rankwatch replay finds the rows"
+    },
+)
+def data_that_all_ranks_have() -> Training:
+    """The standard deviation that all are divided by is 0."""
+    model = DistributedDataParallel(Net())
+    return trained(model, lambda number: model((torch.randn(4, 8) * (number != 5)) / (number != 5)).square().mean(), lr=1e-3)
+
+
 def fed_nan_at_last(scale: Callable[[int], float]) -> Training:
     """All ranks' inputs are scaled alike, until rank 1 is fed a nan in batch 70."""
     model = DistributedDataParallel(Net())
