@@ -127,6 +127,28 @@ def test_a_model_that_is_only_called_while_another_one_trains_has_no_report(tmp_
     assert "run frozen-0: dropped: no backward ever reached this model" in job.stderr
 
 
+PROBED = """
+import torch
+from torch import nn
+model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+model(torch.full((1, 4), float("nan")))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for batch in range(5):
+    model(torch.ones(2, 4)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.slow
+def test_a_bad_forward_before_the_training_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "probed.py").write_text(PROBED)
+    job = run_job(tmp_path, [sys.executable, str(tmp_path / "probed.py")])
+    assert job.code == 0, job.stderr
+    (noticed,) = job.report["notices"]
+    assert "before a training: 0 (Linear), output: nan, as input[0] was nan, in batch 0: " in noticed["text"]
+
+
 @pytest.fixture
 def others(tmp_path: Path) -> str:
     """A PYTHONPATH with a sitecustomize of the user."""

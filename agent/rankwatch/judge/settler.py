@@ -96,7 +96,7 @@ class Settler:
         self._steps = steps
         self._evidence = Evidence(recorder, steps, model, sweep)
         between = UnmeasuredBatchRerun(recorder, tape, sweep, steps, model)
-        self.finder = TripFinder(config, life, tape, recorder, steps, between, self._evidence)
+        self.finder = TripFinder(config, life, tape, recorder, steps, between, self._evidence, reporter.on_notice)
         self._raised = 0  # forwards that were run again as they had raised
         self._tables = Tables()
         self._health = Health()

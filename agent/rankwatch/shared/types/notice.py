@@ -46,6 +46,8 @@ class NoticeKind(enum.IntEnum):
     """A forward of this rank with gradients had no backward, as all before had. The collector tells it of single ranks."""
     ALONE = 13
     """torchrun has started several ranks, and this one has no way to talk to the others."""
+    PROBE = 14
+    """A forward before any training was not finite, and no data went in: it was not judged."""
 
 
 STANDSTILL = frozenset(
@@ -144,6 +146,11 @@ def describe_notice(notice: Notice) -> str:
         return (
             f"a harmless loss: {where}: in batch {notice.batch} {notice.why}; all gradients of its optimizer step were finite, "
             f"and the training went on{often}"
+        )
+    if notice.kind is NoticeKind.PROBE:
+        return (
+            f"before a training: {where}: {notice.why} in batch {notice.batch}: no backward had come, and no optimizer had a "
+            "parameter of the model, so nothing was stopped; if it was no trial, such as a count of operations, look at the data"
         )
     if notice.kind is NoticeKind.NO_STEP:
         return f"stands still: {notice.value:.0f} backwards since batch {notice.since}, no optimizer step: {where}"
