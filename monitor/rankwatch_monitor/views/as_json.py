@@ -156,7 +156,7 @@ def notice_to_dict(noticed: RankNotice) -> dict[str, Any]:
         "rank": noticed.rank,
         **pick(notice, "kind module module_class"),
         "reading": notice.label,
-        **pick(notice, "dtype since batch value growth batches_left"),
+        **pick(notice, "dtype since batch value growth batches_left why"),
         "text": describe_notice(notice),
     }
 

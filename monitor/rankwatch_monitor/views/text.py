@@ -25,7 +25,7 @@ from ..decide.trip.verdict import Certainty, Verdict
 from . import closeup, course, stalls
 from .runs import UNFINISHED
 
-NoticeKey: TypeAlias = tuple[NoticeKind, str, str]
+NoticeKey: TypeAlias = tuple[NoticeKind, str, str, str]
 
 MAX_LINES = 8
 """Lines of one kind that a report shows; it counts the rest."""
@@ -171,7 +171,7 @@ def noticed(report: Report, only: int | None = None) -> dict[NoticeKey, str]:
     """
     of_readings: dict[NoticeKey, list[RankNotice]] = {}
     for one in report.notices if only is None else (one for one in report.notices if one.rank == only):
-        of_readings.setdefault(one.notice.key, []).append(one)
+        of_readings.setdefault(one.notice.group, []).append(one)
     return {key: _line(same) for key, same in of_readings.items()}
 
 

@@ -351,6 +351,7 @@ def test_notices_in_json() -> None:
     assert parsed["notices"][0] == {
         "rank": 0, "kind": "headroom", "module": "wo", "module_class": "Linear", "reading": "output", "dtype": "float16",
         "since": 10, "batch": 12, "value": 4094.0, "growth": 1.0, "batches_left": parsed["notices"][0]["batches_left"],
+        "why": "",
         "text": "next to overflow: wo (Linear), output: abs max 4.09e+03 in batch 12 is 6% of float16's largest number "
         "and grows by x2 a batch: about 4 batches are left",
     }  # fmt: skip

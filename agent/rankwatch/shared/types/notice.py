@@ -64,8 +64,8 @@ class Notice:
     that was measured; for NEVER_CHANGED and UNTIED, the optimizer step; for HARMLESS_LOSS, NO_STEP and SKIPPED, how many there
     were; for ALONE, the ranks; for STOPPED, the step after which no weight has changed. ``since`` is the batch of the first such
     notice; for NEVER_CHANGED, that of the first look. ``growth`` is in doublings per batch; for ZEROS, share per batch; for JUMP
-    and GROWN, the doublings above the largest number of the batches before, or of the first looks. ``label`` says why for NO_STEP
-    and STOPPED; ``why`` for HARMLESS_LOSS: its state and what made it so.
+    and GROWN, the doublings above the largest number of the batches before, or of the first looks. ``why`` says why for NO_STEP,
+    STOPPED, PROBE and HARMLESS_LOSS; an older agent has the reason of the first two in ``label``.
     """
 
     kind: NoticeKind
@@ -88,6 +88,11 @@ class Notice:
         return self.kind, self.module, self.label
 
     @property
+    def group(self) -> tuple[NoticeKind, str, str, str]:
+        """The notices of several ranks that are told in one line: those that stand still for one reason."""
+        return *self.key, self.why if self.kind in STANDSTILL else ""
+
+    @property
     def batches_left(self) -> float:
         """For HEADROOM: the number of batches until the abs max reaches its dtype's max, if it grows on as it does now."""
         if self.growth <= 0 or self.value <= 0 or self.dtype not in DTYPE_MAX:
@@ -105,7 +110,7 @@ class Notice:
 
 def describe_notice(notice: Notice) -> str:
     """A notice in one line, without its rank."""
-    where = f"{notice.module or '(root)'} ({notice.module_class}), {notice.label}"
+    where = f"{notice.module or '(root)'} ({notice.module_class}), {notice.label or notice.why}"
     if notice.kind is NoticeKind.UNDERFLOW:
         tiny = DTYPE_TINY.get(notice.dtype, 0.0)
         return (
