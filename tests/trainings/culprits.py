@@ -404,16 +404,13 @@ def a_flipped_bit() -> Training:
     return marred(DistributedDataParallel(net), lambda: net.head.weight, 1, 1, value=3e38, after=40)
 
 
-@spoilt(
-    rank=0,
-    alike_ranks=[0, 1],
-    batch=5,
-    cause="data",
-    **{
-        "try": "look at input[0] of batch 5 in what all ranks read: it is not one shard, so look at how the data are made, "
-        "scaled and collated; rankwatch replay finds the rows"
-    },
-)
+ALL_READ: dict[str, Any] = {
+    "try": "look at input[0] of batch 5 in what all ranks read: it is not one shard, so look at how the data are made, scaled "
+    "and collated; rankwatch replay finds the rows"
+}
+
+
+@spoilt(rank=0, alike_ranks=[0, 1], batch=5, cause="data", **ALL_READ)
 def data_that_all_ranks_have() -> Training:
     """The standard deviation that all are divided by is 0."""
     model = DistributedDataParallel(Net())

@@ -50,6 +50,9 @@ class NoticeKind(enum.IntEnum):
     """A forward before any training was not finite, and no data went in: it was not judged."""
 
 
+NEVER_FINITE = "it never was finite: nobody has initialised it (torch.empty, to_empty), or a checkpoint has it so"
+"""Why a BUFFER is bad that was so from the first look on."""
+
 STANDSTILL = frozenset(
     {NoticeKind.NO_STEP, NoticeKind.STOPPED, NoticeKind.NOTHING_TO_LEARN, NoticeKind.SKIPPED, NoticeKind.ALONE}
 )
@@ -123,10 +126,8 @@ def describe_notice(notice: Notice) -> str:
             f"a share that grows since batch {notice.since}"
         )
     if notice.kind is NoticeKind.BUFFER:
-        return (
-            f"a bad buffer: {where}: inf or nan since batch {notice.since}; "
-            f"when it was last measured finite, its abs max was {notice.value:.2e}"
-        )
+        before = notice.why or f"when it was last measured finite, its abs max was {notice.value:.2e}"
+        return f"a bad buffer: {where}: inf or nan since batch {notice.since}; {before}"
     if notice.kind is NoticeKind.JUMP:
         factor = 2 ** min(notice.growth, 1000.0)
         return (
