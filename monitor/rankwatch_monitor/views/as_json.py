@@ -80,6 +80,7 @@ def _verdict(report: Report, verdict: Verdict) -> dict[str, Any]:
         "began": None if report.origin is None else report.origin.began,
         "began_text": describe_origin(report.origin, report.world_size) if report.origin is not None else "",
         "began_leads": leads(report.origin, verdict.rank, trip),
+        "handed": report.handed,
         "closeup": closeup.to_dict(verdict.tripped, trip, report.closeup),
         "capsule": closeup.capsule_of(report.closeup),
         "closeup_text": closeup.text_of(report, verdict),

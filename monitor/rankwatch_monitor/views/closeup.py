@@ -30,6 +30,8 @@ def replay(report: Report, verdict: Verdict) -> list[tuple[str, str]]:
 def remedy(report: Report, verdict: Verdict) -> str:
     """The first thing to try. Where it began elsewhere than at the culprit, that comes before the culprit's precision."""
     usual = advise(verdict.cause, verdict.trip, report.closeup, is_everywhere=verdict.is_everywhere)
+    if report.handed:
+        return f"give the buffers of both stages one dtype and shape, and look at what casts between them; else {usual}"
     if verdict.cause in (Cause.DATA, Cause.DIVERGENCE) or not leads(report.origin, verdict.rank, verdict.trip):
         return usual
     return f"{advise_began(report.origin)}; else {usual}"

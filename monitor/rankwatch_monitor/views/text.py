@@ -59,6 +59,7 @@ def render_head(report: Report, record: str = "", stack_lines: int | None = None
         *(_began(report) if is_led else []),
         ("culprit", culprit),
         *closeup.fields(report, verdict),
+        *([("handed", report.handed)] if report.handed else []),
         *([] if is_led else _began(report)),
         *replica_fields(report),
         *_also(report, verdict),

@@ -46,7 +46,7 @@ def brief(text: str, at: str = "") -> str:
     at the end of the first line. It is no part of the text: a folder may have a library's name.
     """
     first, line_break, rest = _brief(text).partition("\n")
-    return f"{first}, at {at}{line_break}{rest}" if at else f"{first}{line_break}{rest}"
+    return f"{first.rstrip(': ')}, at {at}{line_break}{rest}" if at else f"{first}{line_break}{rest}"
 
 
 def _brief(text: str) -> str:

@@ -170,6 +170,8 @@ class Report:
     """Of some of its ranks, the stalled ones first."""
     origin: TripOrigin | None = None
     """Where the verdict's trip came from; None while that was not looked for."""
+    handed: str = ""
+    """What the culprit's stage of a pipeline was handed otherwise than the stage before it had sent; empty: nothing is known."""
     course: Course | None = None
     """How a run without a verdict went; None while that was not looked for."""
     closeup: CloseUp | None = None

@@ -146,7 +146,13 @@ def test_other_texts_stay_as_they_are(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["KeyError: 'x'", "RuntimeError: one\ntwo", "RuntimeError: [gloo/pair.cc:1] closed by peer\nmore"]
+    "text",
+    [
+        "KeyError: 'x'",
+        "RuntimeError: one\ntwo",
+        "RuntimeError\n   two",
+        "RuntimeError: [gloo/pair.cc:1] closed by peer\nmore",
+    ],
 )
 def test_the_line_of_code_is_at_the_end_of_the_first_line(text: str) -> None:
     at = "nccl/train.py:40 in step"

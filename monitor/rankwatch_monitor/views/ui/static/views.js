@@ -72,6 +72,7 @@ const Views = (() => {
         ["recurs", found.closeup_text.recurs || ""],
         ["precision", found.closeup_text.precision || ""],
         ["close-up", found.closeup_text["close-up"] || ""],
+        ["handed", found.handed || ""],
         ["began", found.began_leads ? "" : found.began_text || ""],
         ["certainty", `${found.certainty}${found.certainty === "complete" ? "" : `: ${found.reason}`}`],
         ["also", others.length ? `ranks ${spans(others)} went bad too` : ""],
