@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from ..errors import RankwatchError
+from ..judge.outside import Outside
 from ..shared.system.log_lines import write_lines_of_a_rank
 
 
@@ -26,6 +27,9 @@ _open: weakref.WeakSet[Any] = weakref.WeakSet()
 
 _unwanted: weakref.WeakSet[Any] = weakref.WeakSet()
 """Models whose watch the user took off: nothing but a call of ``watch`` watches them again."""
+
+OUTSIDE = Outside()
+"""The modules of this process that no watch has, and that are not trained."""
 
 _previous_excepthook: Callable[..., Any] | None = None
 

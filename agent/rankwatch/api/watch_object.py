@@ -28,7 +28,7 @@ from ..tell import rank_process as seat
 from ..tell.abort import is_of_the_network, say, words_of, write_error_file
 from .link_owner import Speaker, distributed_group, speaker_for
 from .pattern_check import PatternCheck
-from .registry import forget, open_watches, remember, want
+from .registry import OUTSIDE, forget, open_watches, remember, want
 from .reports import Reports
 from .stop_order import StopOrder
 
@@ -83,6 +83,7 @@ class Watch:
                 count_all=self._counts_all,
                 judge_traced=self._judges_traced,
                 sends_at_once=self._stage != NO_STAGE,
+                outside=OUTSIDE,
             )
             if first is not None and first._speaker is not None:
                 self._detector.optimizer_step = first.optimizer_step

@@ -29,12 +29,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import get_worker_info
 
 from ..api.drop_in import remove_their_detector
-from ..api.registry import is_left, leave, open_watches
+from ..api.registry import OUTSIDE, is_left, leave, open_watches
 from ..api.watch import watch
 from ..api.watch_object import Watch
 from ..errors import RankwatchError
 from ..hook.stage import calling_stage
-from ..judge.outside import OUTSIDE
 from ..measure.modules import unwrap
 from ..shared.types.config import Policy
 from ..touch.patched import remove_our_frame
