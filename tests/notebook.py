@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from rankwatch.errors import BatchLimitReached, OverflowDetected, TrainingAborted
 from rankwatch.hook.detector import Detector
+from rankwatch.judge.outside import Outside
 from rankwatch.judge.reporter import BadReading
 from rankwatch.rerun.capsule.capsule import CapsuleRules
 from rankwatch.shared.types.closeup import CloseUp
@@ -161,6 +162,9 @@ def first_weight(model: Any) -> Tensor:
 
 _detectors: list[Detector] = []
 
+OUTSIDE = Outside()
+"""What runs outside of all models."""
+
 
 UNHURRIED = {"RANKWATCH_CLOSEUP": "60"}
 """A close-up may take two seconds of wall time, which other processes may take away."""
@@ -169,7 +173,7 @@ UNHURRIED = {"RANKWATCH_CLOSEUP": "60"}
 def watched(model: nn.Module, **options: Any) -> tuple[Detector, Notebook]:
     notebook = Notebook()
     style = {key: options.pop(key) for key in ("count_all", "judge_traced", "sends_at_once") if key in options}
-    _detectors.append(Detector(model, resolve(UNHURRIED, **options), notebook, **style))
+    _detectors.append(Detector(model, resolve(UNHURRIED, **options), notebook, **style, outside=OUTSIDE))
     notebook.detector = _detectors[-1]
     return _detectors[-1], notebook
 

@@ -51,6 +51,40 @@ def test_the_model_is_found_and_named_as_the_user_wrote_it(command: list[str], t
     assert job.left_behind == []
 
 
+FAILING = """
+import os, sys, torch
+import torch.distributed as dist
+from torch import multiprocessing, nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+def load(batch, rank):
+    if batch == 2 and rank == 1:
+        return torch.ones(2, 3)
+    return torch.ones(2, 4)
+def train(rank):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=sys.argv[1])
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    model = DDP(nn.Linear(4, 4))
+    for batch in range(4):
+        x = load(batch, rank)
+        model(x).sum().backward()
+if __name__ == "__main__":
+    multiprocessing.spawn(train, nprocs=2)
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_that_fails_says_where(tmp_path: Path) -> None:
+    """No exception leaves a process of ``spawn``: torch makes an exit of it."""
+    script = tmp_path / "fails.py"
+    script.write_text(FAILING)
+    job = run_job(tmp_path, [sys.executable, str(script), str(free_port())])
+    words = "RuntimeError: mat1 and mat2 shapes cannot be multiplied (2x3 and 4x4)"
+    assert job.report["reason"].endswith(f"failed: {words}, at fails.py:16 in train")
+    failed = job.report["ranks"][1]
+    assert (failed["farewell"], failed["farewell_at"]) == (words, "fails.py:16 in train")
+    assert f"failed: {words}, at fails.py:16 in train\n" in (job.run_dir / "report.txt").read_text()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", ["0", "1"])
 @pytest.mark.parametrize("how", ["direct", "eval", "frozen"])
@@ -64,6 +98,55 @@ def test_a_training_that_never_calls_its_root_in_training_mode_is_one_run(how: s
     runs = [folder.name for folder in (tmp_path / "runs").iterdir() if folder.is_dir() and not folder.is_symlink()]
     assert [name for name in runs if name.startswith("forked")] == ["forked-0"]
     assert (job.left_behind, "batch -1" in job.stderr, "before the first batch" in job.stderr) == ([], False, False)
+
+
+UNUSED = """
+import torch
+from torch import nn
+def main():
+    features, head = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+    for batch in range(5):
+        out = head(features(torch.ones(2, 4)).detach())
+        features(torch.ones(1, 4))
+        out.square().mean().backward()
+        optimizer.step()
+main()
+"""
+
+
+@pytest.mark.slow
+def test_a_model_that_is_only_called_while_another_one_trains_has_no_report(tmp_path: Path) -> None:
+    """Both are gone before the process ends."""
+    (tmp_path / "frozen.py").write_text(UNUSED)
+    job = run_job(tmp_path, [sys.executable, str(tmp_path / "frozen.py")])
+    assert job.code == 0, job.stderr
+    runs = sorted(folder for folder in (tmp_path / "runs").iterdir() if folder.name.startswith("frozen"))
+    assert [(run / "report.txt").exists() for run in runs] == [False, True]
+    assert job.stderr.count(" finished: 1 rank, ") == 1
+    assert "run frozen-0: dropped: no backward ever reached this model" in job.stderr
+
+
+PROBED = """
+import torch
+from torch import nn
+model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2))
+model(torch.full((1, 4), float("nan")))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for batch in range(5):
+    model(torch.ones(2, 4)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.slow
+def test_a_bad_forward_before_the_training_is_noticed(tmp_path: Path) -> None:
+    (tmp_path / "probed.py").write_text(PROBED)
+    job = run_job(tmp_path, [sys.executable, str(tmp_path / "probed.py")])
+    assert job.code == 0, job.stderr
+    (noticed,) = job.report["notices"]
+    assert "before a training: 0 (Linear), output: nan, as input[0] was nan, in batch 0: " in noticed["text"]
 
 
 @pytest.fixture

@@ -377,6 +377,7 @@ class Deep(nn.Module):
 @spoilt(
     batch=range(81, 120),
     began={"rank": 1, "batch": 80, "module": "", "label": "input[0]", "alone": True, "factor": range(500, 2000)},
+    began_leads=True,
     batches=120,
 )
 def a_rank_that_left_first() -> Training:
@@ -401,6 +402,19 @@ def a_flipped_bit() -> Training:
     """A weight of rank 1 becomes 3e38."""
     net = Net()
     return marred(DistributedDataParallel(net), lambda: net.head.weight, 1, 1, value=3e38, after=40)
+
+
+ALL_READ: dict[str, Any] = {
+    "try": "look at input[0] of batch 5 in what all ranks read: it is not one shard, so look at how the data are made, scaled "
+    "and collated; rankwatch replay finds the rows"
+}
+
+
+@spoilt(rank=0, alike_ranks=[0, 1], batch=5, cause="data", **ALL_READ)
+def data_that_all_ranks_have() -> Training:
+    """The standard deviation that all are divided by is 0."""
+    model = DistributedDataParallel(Net())
+    return trained(model, lambda number: model((torch.randn(4, 8) * (number != 5)) / (number != 5)).square().mean(), lr=1e-3)
 
 
 def fed_nan_at_last(scale: Callable[[int], float]) -> Training:

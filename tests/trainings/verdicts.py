@@ -51,7 +51,7 @@ def said(case: Case[Trip]) -> Said:
         unwatch()
         registry.forget(detector)  # type: ignore[arg-type]
     if not notebook.trips:
-        noticed = " ".join(f"[{n.kind.name} {n.module}.{n.label}]" for n in notebook.notices)
+        noticed = " ".join(f"[{n.kind.name} {n.module}.{n.label or n.why}]" for n in notebook.notices)
         return Said(-1, "", "", "", "", f"{noticed} {detector.fault}".strip(), tripped=False)
     trip = notebook.trips[0]
     cause, sentences = classify(trip)

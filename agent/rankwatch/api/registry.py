@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import multiprocessing.util
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from ..errors import RankwatchError
+from ..judge.outside import Outside
 from ..shared.system.log_lines import write_lines_of_a_rank
 
 
@@ -26,6 +28,9 @@ _open: weakref.WeakSet[Any] = weakref.WeakSet()
 _unwanted: weakref.WeakSet[Any] = weakref.WeakSet()
 """Models whose watch the user took off: nothing but a call of ``watch`` watches them again."""
 
+OUTSIDE = Outside()
+"""The modules of this process that no watch has, and that are not trained."""
+
 _previous_excepthook: Callable[..., Any] | None = None
 
 _is_ending = False
@@ -38,6 +43,8 @@ def prepare() -> None:
         _previous_excepthook = sys.excepthook
         sys.excepthook = _excepthook
         atexit.register(_close_all)
+        if multiprocessing.parent_process() is not None:  # of such a child, no exception comes to the hook above
+            multiprocessing.util.Finalize(None, _end_child, exitpriority=0)
     write_lines_of_a_rank()
 
 
@@ -86,6 +93,17 @@ def _excepthook(kind: type[BaseException], error: BaseException, trace: Tracebac
         (_previous_excepthook or sys.__excepthook__)(kind, error, trace)
     if isinstance(error, RankwatchError) and not is_at_prompt:
         raise SystemExit(error.exit_code)  # the interpreter would end with 1; of an excepthook, it takes this code
+
+
+def _end_child() -> None:
+    """A process of ``multiprocessing`` ends, perhaps by an exception. torch's ``spawn`` has made an exit of it."""
+    global _is_ending
+    _is_ending = True
+    error = sys.exc_info()[1]
+    while isinstance(error, SystemExit) and error.code and error.__context__ is not None:
+        error = error.__context__
+    for watch in open_watches():
+        watch.end() if error is None else watch.end_by(error)
 
 
 def _without_ours(trace: TracebackType | None) -> TracebackType | None:

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -27,11 +28,12 @@ from ..tell import rank_process as seat
 from ..tell.abort import is_of_the_network, say, words_of, write_error_file
 from .link_owner import Speaker, distributed_group, speaker_for
 from .pattern_check import PatternCheck
-from .registry import forget, open_watches, remember, want
+from .registry import OUTSIDE, forget, open_watches, remember, want
 from .reports import Reports
 from .stop_order import StopOrder
 
 if TYPE_CHECKING:  # imported with the first connection: without a collector, no zmq is needed
+    from ..judge.lifecycle import Use
     from ..shared.types import messages
     from ..tell.link import Link
 
@@ -81,6 +83,7 @@ class Watch:
                 count_all=self._counts_all,
                 judge_traced=self._judges_traced,
                 sends_at_once=self._stage != NO_STAGE,
+                outside=OUTSIDE,
             )
             if first is not None and first._speaker is not None:
                 self._detector.optimizer_step = first.optimizer_step
@@ -102,6 +105,8 @@ class Watch:
     def _speak_by(self, speaker: Speaker | None) -> None:
         self._speaker = speaker
         self._reports.link = self._link
+        if self._link is not None:
+            self._link.is_unused = lambda: False  # that of an automatic watch may go on with this one
 
     @property
     def _link(self) -> Link | None:
@@ -136,16 +141,22 @@ class Watch:
         """The number of the batch that runs, or ran last; before the first one, one less than its number."""
         return self._detector.position.batch
 
-    def be_automatic(self) -> None:
-        """``finder`` has made it, at the first forward of a model that may be trained."""
-        self.is_automatic = True
+    def be_automatic(self, does_any_train: Callable[[], bool]) -> Use:
+        """``finder`` has made it, at the first forward of a model that may be trained.
+
+        If it never is, while ``does_any_train``, its run is dropped: the script has called it, no more.
+        """
+        self.is_automatic, use = True, self._detector.use
         if isinstance(self._detector, Detector):
             self._detector.await_training()
+        if self._link is not None:
+            self._link.is_unused = lambda: not use.has_trained and does_any_train()
+        return use
 
     @property
     def has_trained(self) -> bool:
         """Whether the model has had a backward."""
-        return self._detector.has_trained
+        return self._detector.use.has_trained
 
     @property
     def root(self) -> nn.Module:
@@ -212,7 +223,7 @@ class Watch:
         else:
             if not is_of_the_network(error):
                 write_error_file("".join(traceback.format_exception(error)), time.time(), is_culprit=True)
-            self._finish("failed", f"{type(error).__name__}: {words_of(error)}".removesuffix(": "))
+            self._finish("failed", f"{type(error).__name__}: {words_of(error)}".removesuffix(": "), error)
 
     def look_back(self, error: BaseException) -> BaseException:
         """An exception is ending the training. If it came upon a bad gradient, that is a trip; returns what ends the training."""
@@ -275,7 +286,7 @@ class Watch:
         """Whether this is a forked child, which has the object, but no thread."""
         return os.getpid() != self._identity.pid
 
-    def _finish(self, outcome: str, text: str = "", *, keeps_link: bool = False) -> None:
+    def _finish(self, outcome: str, text: str = "", error: BaseException | None = None, *, keeps_link: bool = False) -> None:
         if self._closed or self._is_forked:
             return
         self._closed = True
@@ -285,7 +296,7 @@ class Watch:
         forget(self)
         self._order.lift()
         if self._link is not None and not keeps_link:
-            self._link.close(outcome, text)
+            self._link.close(outcome, text, error)
             if not any(open_watches()):
                 seat.leave()
 

@@ -16,7 +16,7 @@ from ..errors import TrainingAborted
 from ..judge.batch_limit import BatchLimit
 from ..judge.events import Feed
 from ..judge.lifecycle import Life
-from ..judge.outside import OUTSIDE
+from ..judge.outside import Outside
 from ..judge.reporter import Reporter
 from ..judge.settler import Settler, default_check
 from ..judge.steps.optimizer_steps import OptimizerSteps
@@ -59,6 +59,7 @@ class Detector:
             add a module that is called between two batches to the second one, not the first, and look at no loss.
         judge_traced: judge traced batches too, at their end (the Hugging Face detector does not).
         sends_at_once: send a forward when it ends, not with its loss: the other stages of a pipeline are waited for.
+        outside: what runs outside of all models of the process; None: nothing is known of that.
     """
 
     def __init__(
@@ -70,10 +71,13 @@ class Detector:
         count_all: bool = False,
         judge_traced: bool = True,
         sends_at_once: bool = False,
+        outside: Outside | None = None,
     ) -> None:
+        self._outside = outside = outside or Outside()
         root, feed, tape = unwrap(model), Feed(), Tape()
         self._config = config
         life = self._life = Life(config.first_batch, config.every, config.trace_batch_nums, sends_at_once=sends_at_once)
+        self.use = life.use
         doors = self._doors = FailsOpen(config.stop, reporter, life, root)
         steps = self._steps = OptimizerSteps(root)
         recorder = self._recorder = Recorder(tape, 0 if config.policy is Policy.STRICT else config.weights_every)
@@ -92,6 +96,7 @@ class Detector:
             judge_traced=judge_traced,
             steps=steps,
             model=hooks,
+            outside=outside,
         )
         batches = self._batches = Batches(life, settler, recorder, scales, steps, feed)
         collectives = self._collectives = Collectives(
@@ -121,7 +126,7 @@ class Detector:
         compiled = CompiledEntry(model, forwards)
         feed.subscribe(
             gradients, guard, batches, settler, hooks, losses, scales, fingerprints, standstill, limit, forwards, compiled,
-            OUTSIDE,
+            outside,
         )  # fmt: skip
         self._removed = hooks, compiled, gradients, scales, BackwardWatch(backwards), guard, fingerprints, collectives
         self._look_back = doors.guarded(guard.look_back)
@@ -144,11 +149,6 @@ class Detector:
     def await_training(self) -> None:
         """A forward before the training, of what is no data, is not judged."""
         self._settler.finder.awaits_training = True
-
-    @property
-    def has_trained(self) -> bool:
-        """Whether a backward has come."""
-        return self._life.has_trained
 
     @property
     def whereabouts(self) -> Whereabouts:
@@ -210,7 +210,7 @@ class Detector:
         except TrainingAborted:
             log.debug("a trip was found as the watch was closed")
         finally:
-            OUTSIDE.end_batch()
+            self._outside.end_batch()
             for part in self._removed:
                 part.remove()
 

@@ -25,7 +25,7 @@ class EndedDetector:
         self.position = detector.position
         self.whereabouts = detector.whereabouts
         self.fault = detector.fault
-        self.has_trained = detector.has_trained
+        self.use = detector.use
         self.optimizer_step = detector.optimizer_step
         self._unsent = detector.unsent()
 

@@ -152,7 +152,6 @@ class Losses:
         batch, root = self._batches.life.of_backward, self._hooks.named(self._hooks.root)
         if root is None or not batch.is_streamed:
             return
-        self._batches.life.has_trained = True
         batch.loss_backward, self._backward = self._backward, None
         unscaled = [self._scales.unscale(tensor) for tensor in handed]
         batch.scaling = self._scales.scaling(next((one.scale for one in unscaled if one.scale is not None), None))
@@ -175,7 +174,9 @@ class Losses:
             self._watched.remove()
             self._watched = None
         is_open = bool(self._handed) and is_taken and self._before is not None
-        if is_open and (versions_of(self._hooks.own) != self._before or self._awaits_frozen()):
+        has_come = is_open and versions_of(self._hooks.own) != self._before
+        self._batches.life.use.has_trained |= has_come
+        if is_open and (has_come or self._awaits_frozen()):
             if self._batches.life.candidate_part is not None:
                 self._batches.reach(self._batches.life.candidate_part)
             self.take()

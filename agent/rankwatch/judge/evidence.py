@@ -26,7 +26,7 @@ from ..shared.types.trip import BadWeight, GrownWeight, Operator
 from ..shared.words.operators import is_own
 from ..touch.torch_private import NORMS_WITH_STATISTICS
 from .batch import BatchInProgress, BatchPart
-from .outside import OUTSIDE, OutsideCall
+from .outside import Outside, OutsideCall
 from .steps.optimizer_steps import OptimizerSteps
 
 MAX_WEIGHTS = 16
@@ -61,6 +61,7 @@ class Evidence:
     Args:
         model: the modules of the model.
         sweep: has this rank's own values of sharded parameters.
+        outside: the calls of modules that are no part of the model.
     """
 
     def __init__(
@@ -69,8 +70,10 @@ class Evidence:
         steps: OptimizerSteps,
         model: Modules,
         sweep: Sweep,
+        outside: Outside,
     ) -> None:
         self._sweep = sweep
+        self._others = outside
         self._uncalled: list[NamedModule] | None = None
         self._recorder = recorder
         self._steps = steps
@@ -158,7 +161,7 @@ class Evidence:
         else:
             root = part.batch.root_inputs
             is_handed = kind not in (Kind.PARAMETER, *_GRADIENTS) and root is not None and self._is_harmful(root)
-        return OUTSIDE.first_bad() if is_handed else None
+        return self._others.first_bad() if is_handed else None
 
     def _is_harmful(self, root: PendingFrame) -> bool:
         rows = zip(root.spec.readings, root.cells, strict=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..measure.tape import Cell
 from ..shared.bounded import BoundedDict
 from ..shared.types.frame import DTYPE_MAX, DTYPE_TINY, FrameSpec, Kind, Phase, ReadingSpec, State
-from ..shared.types.notice import ZEROS, Notice, NoticeKind
+from ..shared.types.notice import NEVER_FINITE, ZEROS, Notice, NoticeKind
 from .batch import BatchPart
 from .leaps import Leaps
 
@@ -149,7 +149,7 @@ class Health:
             yield _notice(NoticeKind.ZEROS, spec, row, past.since, batch, share, growth)
 
     def _buffer(self, batch: int, spec: FrameSpec, row: ReadingSpec, cell: Cell) -> Iterator[Notice]:
-        """Told once, if two measurements in a row find it bad. A mask of -inf never was finite."""
+        """Told once, if two measurements in a row find it bad. A mask of -inf never was finite; one of nan is none."""
         past = self._of(NoticeKind.BUFFER, spec, row)
         if not cell.is_bad:
             if cell.state is State.FINITE:
@@ -157,9 +157,10 @@ class Health:
             return
         if past.bad is None:
             past.bad, past.grown = cell, batch
-        elif past.bad is not cell and past.batch >= 0 and past.since < 0:
+        elif past.bad is not cell and (past.batch >= 0 or cell.state is State.NAN) and past.since < 0:
             past.since = past.grown
-            yield _notice(NoticeKind.BUFFER, spec, row, past.since, batch, past.value, 0.0)
+            notice = _notice(NoticeKind.BUFFER, spec, row, past.since, batch, past.value, 0.0)
+            yield notice if past.batch >= 0 else replace(notice, why=NEVER_FINITE)
 
     def _of(self, kind: NoticeKind, spec: FrameSpec, row: ReadingSpec) -> _Past:
         key = kind, spec.module, row.label

@@ -21,9 +21,9 @@ a candidate makes it a batch; if none does, it was an evaluation, and nothing of
 A batch has its number from the first backward that reaches it. A candidate that begins as the last batch did, or before there was
 any batch, reserves the next number at its start (RESERVED): a trip in its forward is told with this number, and ``every`` and
 ``trace_batch_nums`` go by it. The reservation passes to the next candidate, until a backward confirms one. Positions must not go
-back: the first time, the next candidate's frames are counted on; from then on ``position`` waits where candidates start. A
-candidate that begins in another way reserves nothing (CANDIDATE). Its position is that of an eval, or of frames outside of any
-batch.
+back: the first time, the next candidate's frames are counted on; from then on ``position`` waits where candidates start, unless
+the last batch was of several whose backwards came after all of their forwards, as of GPipe's micro-batches. A candidate that
+begins in another way reserves nothing (CANDIDATE). Its position is that of an eval, or of frames outside of any batch.
 
 **A part** is what of a batch is judged and sent together: the frames of its forward, its loss, the frames of its backward.
 
@@ -122,6 +122,12 @@ class Poll(NamedTuple):
 Effect = Begin | Forget | Close | Abandon | Release | NoLossComes | Poll
 
 
+class Use:
+    """Whether a backward has reached a model: what is known of it when it is gone."""
+
+    has_trained = False
+
+
 class Life:
     """The life of the batches of one model.
 
@@ -165,7 +171,9 @@ class Life:
         """The last forward of the last candidate, until an optimizer step."""
         self._is_waiting = False
         """Whether ``position`` waits: candidates were seen that had no backward."""
-        self.has_trained = False
+        self._is_of_several = False
+        """Whether backwards reached several candidates of the last batch."""
+        self.use = Use()
         """Whether a backward has reached any forward."""
         self._awaits_backward = False
         """Whether neither a backward nor a step came after the forward of a batch."""
@@ -383,7 +391,7 @@ class Life:
     def _next_candidate(self, origin: BatchOrigin, steps: Steps) -> BatchInProgress:
         batch = self._candidate
         if batch is not None and batch.state is BatchState.RESERVED:
-            self._is_waiting = True
+            self._is_waiting = not self._is_of_several
             batch = self._take_over(batch, origin, steps)
         elif self._origin in (None, origin):
             batch = self.of_backward = self._numbered(origin, steps)
@@ -432,6 +440,7 @@ class Life:
         batch, effects = part.batch, list[Effect]()
         if Gate.BACKWARD in part.gates:
             is_further = batch.state is BatchState.BATCH  # several forwards with one backward are one batch
+            self._is_of_several = is_further
             if is_further:
                 self._is_waiting = False
             else:
@@ -444,7 +453,7 @@ class Life:
         return effects
 
     def begin_backward(self, batch: BatchInProgress) -> None:
-        self.of_backward, self.has_trained = batch, True
+        self.of_backward, self.use.has_trained = batch, True
         self._unreached.pop(batch.position.batch, None)
         if batch.position is not self.position and batch.position[:2] == self.position[:2]:
             batch.position = self.position = max(batch.position, self.position)

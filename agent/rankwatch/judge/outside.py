@@ -1,8 +1,8 @@
 """Modules that run outside of the watched model, and are not trained here: a VAE, a text encoder, a teacher.
 
 What they return is measured as they return it. Their inputs are not kept: where these still live at a trip, the call can be run
-again. There is one list for the process: the finder of models sees such modules, and every watched model may be given what they
-made.
+again. All watches of a process share one list, which ``api/registry`` has: the finder of models sees such modules, and every
+watched model may be given what they made.
 """
 
 from __future__ import annotations
@@ -185,6 +185,3 @@ def _bad_outputs(call: _SeenCall) -> list[tuple[tuple[Any, ...], str]]:
         for row, cell in zip(frame.spec.readings, frame.cells, strict=True)
         if row.kind is Kind.OUTPUT and cell.is_bad
     ]
-
-
-OUTSIDE = Outside()

@@ -29,6 +29,7 @@ from .events import TuningCame
 from .evidence import Evidence
 from .health import Health
 from .lifecycle import Life
+from .outside import Outside
 from .reporter import FoundTrip, Reporter, announce
 from .steps.held import HeldLoss, HeldLosses, harms
 from .steps.optimizer_steps import OptimizerSteps
@@ -57,6 +58,7 @@ class Settler:
         check: the default, used if the configuration has none.
         steps: the optimizer steps; where a step will wait for the device, numbers may be read with it.
         model: the modules of the model.
+        outside: the calls of modules that are no part of it.
     """
 
     events = (TuningCame,)
@@ -74,6 +76,7 @@ class Settler:
         judge_traced: bool,
         steps: OptimizerSteps,
         model: Modules,
+        outside: Outside,
     ) -> None:
         self._life = life
         self.check = config.check or check
@@ -94,9 +97,9 @@ class Settler:
         """The parts since the first loss that is held: what is sent shows that this rank has passed."""
         self._model = model
         self._steps = steps
-        self._evidence = Evidence(recorder, steps, model, sweep)
+        self._evidence = Evidence(recorder, steps, model, sweep, outside)
         between = UnmeasuredBatchRerun(recorder, tape, sweep, steps, model)
-        self.finder = TripFinder(config, life, tape, recorder, steps, between, self._evidence)
+        self.finder = TripFinder(config, life, tape, recorder, steps, between, self._evidence, reporter.on_notice)
         self._raised = 0  # forwards that were run again as they had raised
         self._tables = Tables()
         self._health = Health()

@@ -9,14 +9,16 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from ..measure.extremes import NonFiniteCounts, count_non_finite
 from ..measure.recorder import Call, PendingFrame, Recorder
-from ..measure.tape import Tape
+from ..measure.tape import Cell, Tape
 from ..rerun.forward import RootEntry
 from ..shared.types.config import Config
-from ..shared.types.frame import BEGINNING, Kind, Moment, Phase, State
+from ..shared.types.frame import BEGINNING, Kind, Moment, Phase, ReadingSpec, State
+from ..shared.types.notice import Notice, NoticeKind
 from ..shared.types.trip import Trip
 from .batch import BatchInProgress, BatchPart, LossScaling
 from .between import RunAgain, UnmeasuredBatchRerun, not_again
@@ -40,6 +42,7 @@ class TripFinder:
 
     Args:
         between: runs a batch again of which only the root was measured.
+        tell: told of what does not trip, as there is no training yet.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class TripFinder:
         steps: OptimizerSteps,
         between: UnmeasuredBatchRerun,
         evidence: Evidence,
+        tell: Callable[[Notice], None],
     ) -> None:
         self.judge = Judge(config.policy, config.ignore)
         self.ring: deque[PendingFrame] = deque(maxlen=config.max_frames_to_save)
@@ -64,6 +68,7 @@ class TripFinder:
         self._steps = steps
         self._between = between
         self._evidence = evidence
+        self._tell = tell
 
     def find(self, frame: PendingFrame, part: BatchPart, call: Call | None) -> FoundTrip | None:
         """The trip of the ring's last frame, or of an earlier one that only shows when its forward is run again."""
@@ -92,14 +97,24 @@ class TripFinder:
 
     def _is_of_probe(self, frame: PendingFrame, batch: BatchInProgress) -> bool:
         """Whether a forward is none of a training, and its input was no data: one that counts operations, say."""
-        if not self.awaits_training or self._life.has_trained or self._steps.done:
+        if not self.awaits_training or self._life.use.has_trained or self._steps.done:
             return False
         if batch.is_probe is None:
             given = batch.root_inputs or frame
             rows = zip(given.spec.readings, given.cells, strict=True)
-            has_none = any(row.kind in _INPUTS and (cell.is_bad or cell.high > NO_DATA) for row, cell in rows)
-            batch.is_probe = has_none and not self._steps.have_begun()
+            fed = next((one for one in rows if one[0].kind in _INPUTS and (one[1].is_bad or one[1].high > NO_DATA)), None)
+            batch.is_probe = fed is not None and not self._steps.have_begun()
+            if batch.is_probe and fed is not None:
+                self._tell(self._notice_of_probe(frame, *fed))
         return batch.is_probe
+
+    def _notice_of_probe(self, frame: PendingFrame, given: ReadingSpec, cell: Cell) -> Notice:
+        bad = self.judge.tripping(frame.spec, frame.states)[0]
+        row, batch = frame.spec.readings[bad], frame.position.batch
+        number = (cell.state or State.NAN).word if cell.is_bad else f"abs max {cell.high:.3g}"
+        why = f"{State(frame.states[bad]).word}, as {given.label} was {number},"
+        kind, spec = NoticeKind.PROBE, frame.spec
+        return Notice(kind, spec.module, spec.module_class, row.label, row.dtype, batch, batch, 0.0, 0.0, why)
 
     def find_again(self, part: BatchPart, entry: RootEntry | None) -> FoundTrip | None:
         """The trip in a forward that is run again, if there is one: nothing in the first run has shown it."""

@@ -247,7 +247,7 @@ class Standstill:
 
     def _say(self, kind: NoticeKind, since: int, batch: int, value: float, why: str) -> None:
         root = class_name(self._model.root)
-        self._notify(Notice(kind, "", root, why, "", since, batch, float(value), 0.0))
+        self._notify(Notice(kind, "", root, "", "", since, batch, float(value), 0.0, why))
 
 
 def _own(parameter: Tensor) -> Tensor | None:

@@ -29,11 +29,13 @@ _NO_ROW = _NoRow()
 
 
 class Input(NamedTuple):
-    """A tensor or number that an operator reads, as it is before the operator runs."""
+    """A tensor or number that an operator reads, as it is before the operator runs. ``changed``: the tensor itself, which the
+    operator changes in place, and of which the value is a copy."""
 
     label: str
     value: Tensor | float
     state: State
+    changed: Tensor | None = None
 
 
 def name_of(func: Any) -> str:
@@ -81,7 +83,8 @@ def inputs_of(func: Any, args: Any, kwargs: Any) -> Iterator[Input]:
         if isinstance(value, Tensor):
             if row.is_out or (overwrites and _is_written(row)):
                 continue
-            yield Input(label, value.detach().clone() if _is_written(row) else value, state_of_tensor(value))
+            state = state_of_tensor(value)
+            yield Input(label, value.detach().clone(), state, value) if _is_written(row) else Input(label, value, state)
         elif type(value) in (int, float) and str(row.type) in _NUMBERS and value != row.default_value:
             number = float(value)
             yield Input(label, number, state_of(abs(number), abs(number)))

@@ -50,7 +50,7 @@ _ABSORB = (*_SOFTMAX, "exp", "exp2", "sigmoid", "tanh", "expm1")
 _NEGATIVE = (*_CONSTANTS, *_SOFTMAX)
 """Of these, -inf alone is a mask: a number of Python's may have been computed, and the log of a softmax is never inf."""
 
-_LOGS = ("log", "log2", "log10", "log_")
+_LOGS = ("log", "log2", "log10")
 """A log of zeros is a usual way to make a mask of -inf."""
 
 _WRITES = (
@@ -235,8 +235,8 @@ class Repetition(Careful):
 
     def _trace(self, func: Any, inputs: list[Input], output: Tensor, state: State) -> tuple[_Origin, ...]:
         """The origins of a bad output."""
-        name = name_of(func)
-        bad = [(one.label, one.value) for one in inputs if isinstance(one.value, Tensor) and one.state is not State.FINITE]
+        name = name_of(func).removesuffix("_")
+        bad = [(one, one.value) for one in inputs if isinstance(one.value, Tensor) and one.state is not State.FINITE]
         if name in _CONSTANTS or (not bad and state is State.INF and any(one.state is not State.FINITE for one in inputs)):
             return (self._made(_Rank.CONSTANT, func, inputs, output),)
         if not bad:
@@ -244,32 +244,38 @@ class Repetition(Careful):
             return (self._made(_Rank.LOG_OF_ZERO if is_log else _Rank.HARD, func, inputs, output),)
         origins = tuple(
             dict.fromkeys(
-                origin for _, value in bad for origin in self._of(value, lambda: self._operator(func, inputs, output))
+                origin
+                for one, value in bad
+                for origin in self._of(value, lambda: self._operator(func, inputs, output), one.changed)
             )
         )
-        if any(origin.rank is _Rank.HARD for origin in origins) or any(
-            state_of_tensor(value) is State.NAN for _, value in bad
-        ):
+        if any(origin.rank is _Rank.HARD for origin in origins) or any(one.state is State.NAN for one, _ in bad):
             return origins
         if name in _ABSORB and not any(_has_positive_inf(value) for _, value in bad):
             # The log of a softmax is -inf where a mask is.
             is_mask = state is State.INF and all(origin.rank is _Rank.CONSTANT for origin in origins)
             rank = _Rank.CONSTANT if is_mask else _Rank.HARD
             return (self._made(rank, func, inputs, output, masked=name in _SOFTMAX),)
-        if name.startswith(_ATTENDS) and all("mask" in label or "bias" in label for label, _ in bad):
+        if name.startswith(_ATTENDS) and all("mask" in one.label or "bias" in one.label for one, _ in bad):
             return (self._made(_Rank.HARD, func, inputs, output, masked=True),)
         if state is State.NAN:
             given = next((origin.given for origin in origins if origin.given is not None), None)
             return (self._made(_Rank.NAN_OF_INF, func, inputs, output, given), *origins)
         return origins
 
-    def _of(self, value: Tensor, reader: Callable[[], Operator | None]) -> tuple[_Origin, ...]:
-        """The origins of an operator's bad input, or of a bad output of the module; ``reader`` returns this operator."""
-        known = self._origins.get(storage_of(value))
+    def _of(
+        self, value: Tensor, reader: Callable[[], Operator | None], changed: Tensor | None = None
+    ) -> tuple[_Origin, ...]:
+        """The origins of an operator's bad input, or of a bad output of the module; ``reader`` returns this operator.
+
+        ``changed``: the tensor itself, of which the value is a copy.
+        """
+        itself = value if changed is None else changed
+        known = self._origins.get(storage_of(itself))
         if known is None:
-            self._held.append(value)
+            self._held.append(itself)
             rank = _Rank.GIVEN_INF if state_of_tensor(value) is State.INF else _Rank.HARD
-            known = self._origins[storage_of(value)] = (_Origin(rank, self.count, reader(), value, modules_within_run()),)
+            known = self._origins[storage_of(itself)] = (_Origin(rank, self.count, reader(), itself, modules_within_run()),)
         return known
 
     def _made(

@@ -41,7 +41,7 @@ from .outbox import Outbox
 from .reception import MAX_RECEIVED_BYTES, PAUSE, Reception
 from .reread import ConnectionSource
 from .spool import Spool
-from .stacks import Inspector
+from .stacks import Inspector, place_of
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +92,10 @@ UNWELCOME = messages.Welcome(run="", heartbeat=1.0, decision_window=0.0, seq=0)
 """Before the first WELCOME."""
 
 
+WELL = ("finished", "ended")
+"""Outcomes without an error."""
+
+
 class Linked(Protocol):
     """A watch, as far as the thread of its link needs it."""
 
@@ -125,6 +129,8 @@ class Link:
         self._who = f"rankwatch: rank {hello.rank}"
         self.refusal = ""
         """Why the collector has refused this rank for good; empty if it has not."""
+        self.is_unused: Callable[[], bool] = lambda: False
+        """Whether the model was never trained, while another one was."""
 
         self._spool = Spool()
         self._outbox = Outbox(self._spool)
@@ -224,13 +230,14 @@ class Link:
             return False
         return self._aborted.wait(self._welcome.decision_window + self._rerun + VERDICT_MARGIN)
 
-    def close(self, outcome: str, text: str = "") -> None:
-        """Sends BYE, waits up to FAREWELL_TIMEOUT for its acknowledgement, and ends the thread."""
+    def close(self, outcome: str, text: str = "", error: BaseException | None = None) -> None:
+        """Sends BYE, waits up to FAREWELL_TIMEOUT for its acknowledgement, and ends the thread. ``error`` ended the rank."""
         if os.getpid() != self._pid or self._stop:
             return
         self._exit_queue.close()
-        moment = self._watch.where().moment
-        self._append(lambda seq: messages.Bye(seq, outcome, text, moment))
+        outcome = "unused" if outcome in WELL and self.is_unused() else outcome
+        moment, at = self._watch.where().moment, "" if error is None else place_of(error)
+        self._append(lambda seq: messages.Bye(seq, outcome, text, moment, at))
         if self.run and not self.refusal:
             self._spool.wait_until_empty(FAREWELL_TIMEOUT)
             self._stay()
@@ -292,7 +299,8 @@ class Link:
         """Of a model that is gone: nobody waits, but what the window holds back is still sent."""
         now = time.monotonic()
         if not self._farewell_until:
-            self._append(lambda seq: messages.Bye(seq, "finished", ""))
+            outcome = "unused" if self.is_unused() else "finished"
+            self._append(lambda seq: messages.Bye(seq, outcome, ""))
             self._farewell_until = now + FAREWELL_TIMEOUT
         self._stop = not (self._online.is_set() and self._spool.is_behind and now < self._farewell_until)
 

@@ -11,6 +11,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from itertools import chain, islice, takewhile
 from types import CodeType, FrameType
@@ -205,6 +206,21 @@ def _describe_wait(places: list[Place], collective: str, *, with_source: bool) -
         return places[0].describe(with_source=with_source)
     what = collective or f"{places[0].code.co_name} ({_short(places[0].file)}:{places[0].line})"
     return what if users is None else f"{what}, called at {users.describe(with_source=with_source)}"
+
+
+def place_of(error: BaseException) -> str:
+    """The user's innermost line in the traceback of an exception, ``train.py:40 in step``; empty: there is none, or no line is to
+    blame. The text of a SyntaxError has a line, and a signal or an exit may come in any."""
+    if not isinstance(error, Exception) or isinstance(error, SyntaxError):
+        return ""
+    places = [Place(frame.f_code, line) for frame, line in traceback.walk_tb(error.__traceback__)][::-1]
+    try:
+        own = (place for place in places if not is_installed(place.file))
+        installed = (place for place in places if owner_of(place.file) == "user")
+        found = next(chain(own, installed), None)
+        return "" if found is None else found.describe(with_source=False)
+    except OSError:  # the folder that the process runs in is gone
+        return ""
 
 
 def _collective(frames: list[FrameType]) -> str:

@@ -20,7 +20,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from functools import wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -29,18 +29,20 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import get_worker_info
 
 from ..api.drop_in import remove_their_detector
-from ..api.registry import is_left, leave, open_watches
+from ..api.registry import OUTSIDE, is_left, leave, open_watches
 from ..api.watch import watch
 from ..api.watch_object import Watch
 from ..errors import RankwatchError
 from ..hook.stage import calling_stage
-from ..judge.outside import OUTSIDE
 from ..measure.modules import unwrap
 from ..shared.types.config import Policy
 from ..touch.patched import remove_our_frame
 from ..touch.stack import outwards
 from ..touch.torch_private import is_tracing, shard_of
 from ..touch.whose_code import owner_of
+
+if TYPE_CHECKING:
+    from ..judge.lifecycle import Use
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +72,8 @@ class Finder:
         """Of the models that were found, the one whose batches count, and the batch in which it was then."""
         self._then: weakref.WeakKeyDictionary[Watch, dict[int, int]] = weakref.WeakKeyDictionary()
         """At which batch each watch was, by ``id``, when this one was made."""
+        self._uses: list[Use] = []
+        """Of all models that were found."""
         self._followed: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         """Models that gave their place up. They get none again: clients that train in turn would end a run at each turn."""
         self._copies: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
@@ -248,7 +252,7 @@ class Finder:
         for part in [one for one in self._outside if _is_part(unwrap(one), root)]:
             self._outside.pop(part)()
         found = watch(calling_stage(module) or module, first_batch=first_batch, policy=policy)
-        found.be_automatic()
+        self._uses.append(found.be_automatic(lambda: any(use.has_trained for use in self._uses)))
         self._then[found] = {id(one): one.batch for one in open_watches()}
         if not self._first:
             self._first[found] = found.batch

@@ -13,6 +13,7 @@ from ..decide.core.ledger import Ledger
 from ..decide.core.options import Options
 from ..decide.core.report import Report
 from .course import find_course
+from .handed import find_handed
 from .origin import find_origin
 from .reader import RunRecord
 from .schema import StoreError, explained
@@ -51,7 +52,7 @@ def searched(report: Report, record: RunRecord) -> Report:
     try:
         with explained(record.path):
             if has_verdict:
-                return replace(report, origin=find_origin(report, record))
+                return replace(report, origin=find_origin(report, record), handed=find_handed(report, record))
             return replace(report, course=find_course(record, report.world_size))
     except StoreError as error:
         log.error("%s is not known: %s", what, error)

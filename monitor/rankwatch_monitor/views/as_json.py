@@ -9,13 +9,12 @@ from rankwatch.shared.types.frame import MEASURED, NO_LOSS, NO_STAGE, Frame, Fra
 from rankwatch.shared.types.gpu import Gpu
 from rankwatch.shared.types.notice import describe_notice
 from rankwatch.shared.types.trip import Trip
-from rankwatch.shared.words.brief import brief
 
 from ..decide.core.gaps import describe_gap
 from ..decide.core.report import RankNotice, RankRow, Report
 from ..decide.replicas.desync import Desync
 from ..decide.replicas.desync_text import desync_lines
-from ..decide.trip.began import describe_origin
+from ..decide.trip.began import describe_origin, leads
 from ..decide.trip.verdict import Verdict
 from . import closeup, course, stalls
 from .jsonable import document, pick, plain
@@ -80,6 +79,8 @@ def _verdict(report: Report, verdict: Verdict) -> dict[str, Any]:
         **pick(verdict, "cause evidence"),
         "began": None if report.origin is None else report.origin.began,
         "began_text": describe_origin(report.origin, report.world_size) if report.origin is not None else "",
+        "began_leads": leads(report.origin, verdict.rank, trip),
+        "handed": report.handed,
         "closeup": closeup.to_dict(verdict.tripped, trip, report.closeup),
         "capsule": closeup.capsule_of(report.closeup),
         "closeup_text": closeup.text_of(report, verdict),
@@ -112,8 +113,8 @@ def rank_to_dict(row: RankRow) -> dict[str, Any]:
         "gpu": gpu_to_dict(row.gpu),
         "torch": row.torch or None,
         "stage": _stage(row),
-        **pick(row, "pid last_batch state acknowledged dropped rival farewell"),
-        "farewell_text": brief(row.farewell),
+        **pick(row, "pid last_batch state acknowledged dropped rival farewell farewell_at"),
+        "farewell_text": row.last_words,
     }
 
 
@@ -156,7 +157,7 @@ def notice_to_dict(noticed: RankNotice) -> dict[str, Any]:
         "rank": noticed.rank,
         **pick(notice, "kind module module_class"),
         "reading": notice.label,
-        **pick(notice, "dtype since batch value growth batches_left"),
+        **pick(notice, "dtype since batch value growth batches_left why"),
         "text": describe_notice(notice),
     }
 

@@ -11,7 +11,7 @@ from rankwatch.shared.words.cause import advise
 from rankwatch.shared.words.closeup_text import fields_of, replay_fields
 
 from ..decide.core.report import Report
-from ..decide.trip.began import advise_input
+from ..decide.trip.began import advise_began, leads
 from ..decide.trip.verdict import Verdict
 
 
@@ -28,10 +28,13 @@ def replay(report: Report, verdict: Verdict) -> list[tuple[str, str]]:
 
 
 def remedy(report: Report, verdict: Verdict) -> str:
-    """The first thing to try. Where an input of the root had jumped, its numbers come before the model's precision."""
-    usual = advise(verdict.cause, verdict.trip, report.closeup)
-    jumped = "" if verdict.cause is Cause.DATA else advise_input(report.origin, verdict.trip.position.batch)
-    return f"{jumped}; else {usual}" if jumped else usual
+    """The first thing to try. Where it began elsewhere than at the culprit, that comes before the culprit's precision."""
+    usual = advise(verdict.cause, verdict.trip, report.closeup, is_everywhere=verdict.is_everywhere)
+    if report.handed:
+        return f"give the buffers of both stages one dtype and shape, and look at what casts between them; else {usual}"
+    if verdict.cause in (Cause.DATA, Cause.DIVERGENCE) or not leads(report.origin, verdict.rank, verdict.trip):
+        return usual
+    return f"{advise_began(report.origin)}; else {usual}"
 
 
 def text_of(report: Report, verdict: Verdict) -> dict[str, str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from rankwatch.shared.types import messages
 from rankwatch.shared.types.notice import describe_notice
+from rankwatch.shared.words.brief import brief
 from rankwatch.shared.words.closeup_text import describe_closeup
 from rankwatch.shared.words.text import describe_culprit, describe_position, describe_rank
 
@@ -50,7 +51,7 @@ def describe(entry: Entry) -> str:
         case messages.Ack():
             return "acknowledged the abort"
         case messages.Bye():
-            return f"said goodbye: {fact.outcome}" + (f": {fact.text}" if fact.text else "")
+            return ": ".join(filter(None, ("said goodbye", fact.outcome, brief(fact.text, fact.at))))
         case messages.Tune():
             return f"options changed: {fact.tuning.describe()}"
         case messages.Inspected():

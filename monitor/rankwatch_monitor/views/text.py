@@ -20,12 +20,12 @@ from ..decide.core.gaps import describe_gap
 from ..decide.core.report import Outcome, RankNotice, RankRow, RankState, Report
 from ..decide.replicas.desync_text import describe_compared, describe_desync, describe_remedy, origins
 from ..decide.replicas.own_notices import BY_PRODUCT_KINDS
-from ..decide.trip.began import describe_origin
+from ..decide.trip.began import describe_origin, leads
 from ..decide.trip.verdict import Certainty, Verdict
 from . import closeup, course, stalls
 from .runs import UNFINISHED
 
-NoticeKey: TypeAlias = tuple[NoticeKind, str, str]
+NoticeKey: TypeAlias = tuple[NoticeKind, str, str, str]
 
 MAX_LINES = 8
 """Lines of one kind that a report shows; it counts the rest."""
@@ -53,11 +53,14 @@ def render_head(report: Report, record: str = "", stack_lines: int | None = None
         return _render_ending(report, record, stack_lines)
     verdict = report.verdict
     culprit = describe_trip(verdict.who(_name(report, verdict.tripped)), verdict.trip, report.frames_in_batch)
+    is_led = leads(report.origin, verdict.rank, verdict.trip)
     fields = [
         *notice_fields(report, NOTICES_ON_SCREEN if record else MAX_LINES),  # above: a screen of 24 rows has the rest
+        *(_began(report) if is_led else []),
         ("culprit", culprit),
         *closeup.fields(report, verdict),
-        *_began(report),
+        *([("handed", report.handed)] if report.handed else []),
+        *([] if is_led else _began(report)),
         *replica_fields(report),
         *_also(report, verdict),
         ("certainty", _certainty(report, verdict)),
@@ -97,6 +100,7 @@ def _render_ending(report: Report, record: str, stack_lines: int | None) -> str:
         if any(one.notice.kind is NoticeKind.HARMLESS_LOSS for one in report.notices):
             clean += " but in a loss, harmless"
         known = "not watched to its end" if faults else clean
+        known = report.reason or known
         head = f"run {report.run} finished: {_ranks(report)}, {batches}, {known}{unheard}{faults}"
         is_calm = report.course is not None and not report.desync
         noticed = notice_fields(report) or ([("noticed", "nothing")] if is_calm else [])
@@ -109,13 +113,21 @@ def _render_ending(report: Report, record: str, stack_lines: int | None) -> str:
     for label, state in (("lost", RankState.LOST), ("failed", RankState.FAILED)):
         ranks = [row.rank for row in report.ranks if row.state is state]
         if ranks:
-            fields.append((label, name_ranks(ranks)))
+            fields.append((label, "\n".join([name_ranks(ranks), *_last_words(report, ranks)])))
     fields += [("batches", str(report.batches)), *course.fields(report)]
     fields += [*replica_fields(report), *notice_fields(report), *_lapses(report)]
     fields += stalls.fields(report, stack_lines)
     if report.acknowledged_in is not None:
         fields.append(("abort", _acknowledgements(report)))
     return format_head(f"run {report.run} {report.outcome.value}", [*fields, *_record(record)])
+
+
+def _last_words(report: Report, ranks: list[int]) -> list[str]:
+    """What ended each of several ranks. Of one, the reason says so."""
+    words: dict[str, list[int]] = {}
+    for rank in ranks if len(ranks) > 1 else ():
+        words.setdefault(report.ranks[rank].last_words, []).append(rank)
+    return _first([f"{name_spans(same)}: {text}" for text, same in words.items() if text])
 
 
 def replica_fields(report: Report) -> list[tuple[str, str]]:
@@ -160,7 +172,7 @@ def noticed(report: Report, only: int | None = None) -> dict[NoticeKey, str]:
     """
     of_readings: dict[NoticeKey, list[RankNotice]] = {}
     for one in report.notices if only is None else (one for one in report.notices if one.rank == only):
-        of_readings.setdefault(one.notice.key, []).append(one)
+        of_readings.setdefault(one.notice.group, []).append(one)
     return {key: _line(same) for key, same in of_readings.items()}
 
 

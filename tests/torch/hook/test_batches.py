@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -19,7 +19,8 @@ from rankwatch.shared.types.frame import Kind, Phase, Position
 from rankwatch.shared.types.trip import Cause
 from rankwatch.shared.words.cause import classify
 from rankwatch.shared.words.text import describe_trip
-from trainings.parts import Through
+from trainings.parts import Gain as Doubtful
+from trainings.parts import Through, multiplied
 
 every_check = pytest.mark.parametrize("check", ["frame", "batch", "async"])
 
@@ -529,3 +530,34 @@ def test_every_and_limit_and_trace_hold_in_eval_mode() -> None:
     assert batches_of(notebook) == {1: ROOTS, 2: ROOTS, 3: [""]}
     assert [frame.position.batch for frame in notebook.traces[0]] == [1] * 5
     assert len(notebook.traces) == 1
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("mode", ["train", "eval", "direct"])
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_micro_batches_whose_backwards_come_after_all_forwards_are_in_order(where: str, mode: str, order: int) -> None:
+    """As in GPipe: of two ranks that go wrong in one step, the one whose micro-batch comes first has the earlier position."""
+
+    def moment_of(bad: int) -> Position:
+        gain = Doubtful(lambda x, by: x * by if where == "forward" else multiplied(x, by))
+        model = nn.Sequential(nn.Linear(4, 4), gain, nn.Linear(4, 4)).train(mode == "train")
+        optimizer = sgd(model)
+        _, notebook = watched(model, gradients=where == "backward")
+
+        def losses(batch: int) -> Iterator[Tensor]:
+            for micro in range(4):
+                gain.gain = math.nan if (batch, micro) == (2, bad) else 1.0
+                yield (model[2](gain(model[0](ones()))) if mode == "direct" else model(ones())).sum()
+
+        def step(batch: int) -> None:
+            for loss in list(losses(batch))[::order]:
+                loss.backward()
+            take_step(optimizer)
+
+        step(0)
+        step(1)
+        return notebook.trip_of(step, 2).position
+
+    moments = [moment_of(bad) for bad in range(4)]
+    by_backward = where == "backward" and mode != "train"
+    assert moments[:: order if by_backward else 1] == sorted(set(moments))

@@ -345,3 +345,14 @@ def test_a_mask_and_a_buffer_that_recovers_are_not_told() -> None:
     model.register_buffer("mask", torch.full((4, 4), -math.inf).triu(1))
     model.register_buffer("scratch", torch.zeros(1))
     assert trained(model, 40, torch.ones(3, 4), weights_every=1) == []
+
+
+def test_a_buffer_that_nobody_initialised_is_told_once() -> None:
+    """Memory that happens to be nan, and that this batch does not read."""
+    model = Root(lambda self, x: x * self.weight, weight=nn.Parameter(torch.ones(4)))
+    model.register_buffer("scale", torch.full((4,), math.nan), persistent=False)
+    (notice,) = trained(model, 40, torch.ones(3, 4), weights_every=1)
+    assert describe_notice(notice) == (
+        "a bad buffer: (root) (Root), scale: inf or nan since batch 0; it never was finite: nobody has initialised it "
+        "(torch.empty, to_empty), or a checkpoint has it so"
+    )

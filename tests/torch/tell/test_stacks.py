@@ -142,6 +142,31 @@ def holding(found: list[weakref.ref[Tensor]], wait: Callable[..., None]) -> Call
     return training
 
 
+def _raised_in(code: str) -> BaseException:
+    try:
+        exec(compile(code, "/home/ann/train.py", "exec"), {"threading": threading, "messages": messages, "wire": wire})
+    except BaseException as error:  # noqa: BLE001  any may end a rank
+        return error
+    raise AssertionError(code)
+
+
+@pytest.mark.parametrize(
+    ("code", "at"),
+    [
+        ("def load(row):\n  return row['x']\ndef step():\n  load({})\nstep()", ":2 in load"),
+        ("import json\njson.loads('{')", ":2 in <module>"),  # within a library
+        ("import torch\ntorch.ones(2) @ torch.ones(3)", ":2 in <module>"),
+        ("try:\n  int('x')\nexcept ValueError as error:\n  raise RuntimeError('step') from error", ":4 in <module>"),
+        ("\nwire.decode(b'')", ":2 in <module>"),
+        ("compile('x = = 2', 'net.py', 'exec')", ""),
+        ("raise KeyboardInterrupt", ""),
+        ("raise SystemExit(3)", ""),
+    ],
+)
+def test_the_users_line_of_an_exception(code: str, at: str) -> None:
+    assert stacks.place_of(_raised_in(code)) == (f"/home/ann/train.py{at}" if at else "")
+
+
 def test_no_object_of_the_training_lives_longer_for_it() -> None:
     found = list[weakref.ref[Tensor]]()
     gc.disable()

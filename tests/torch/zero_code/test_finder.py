@@ -23,9 +23,8 @@ from torch.utils.data import DataLoader, Dataset
 import rankwatch
 from jobs import is_ours
 from notebook import learn, sgd, take_step
-from rankwatch.api.registry import open_watches
+from rankwatch.api.registry import OUTSIDE, open_watches
 from rankwatch.errors import OverflowDetected, UsageError
-from rankwatch.judge.outside import OUTSIDE
 from rankwatch.zero_code.finder import FEW_STEPS, LOOKED_AT, MAX_MODELS, Finder
 
 CALL = nn.Module.__call__

@@ -96,6 +96,39 @@ hostile("1", "singular", "inf").each(
     the_log_of_zero=lambda: switched(lambda x: (x * 0).log(), good=lambda x: x.sigmoid().log()),
     an_inverse_hyperbolic_tangent_of_one=lambda: switched(lambda x: (x * 0 + 1).atanh(), good=torch.tanh),
 )
+
+
+def written_over(call: Function, how: Callable[[Tensor], Any], good: Function = torch.sigmoid) -> Training:
+    """What the bad operator made is changed in place by one that was given nothing worse."""
+
+    def changed(x: Tensor) -> Tensor:
+        out = call(x)
+        how(out)
+        return out
+
+    return switched(changed, good)
+
+
+def zero_log(x: Tensor) -> Tensor:
+    return (x * 0).log()
+
+
+hostile("1", "singular", says="aten.log of 0").each(
+    a_log_of_zero_below_tanh_in_place=lambda: written_over(lambda x: zero_log(x) * 0, Tensor.tanh_),
+    a_log_of_zero_below_a_clamp_in_place=lambda: written_over(lambda x: zero_log(x) * 0, lambda y: y.clamp_(-9, 9)),
+    a_log_of_zero_in_a_part_that_is_changed=lambda: written_over(lambda x: zero_log(x) * 0, lambda y: y[:, :2].sigmoid_()),
+)
+hostile("1", "singular", "inf", says="aten.log of 0").each(
+    a_log_of_zero_that_is_scaled_in_place=lambda: written_over(zero_log, lambda y: y.mul_(0.5).add_(1)),
+)
+hostile("1", "invalid", says="aten.div of 0 and 0").each(
+    zero_by_zero_below_relu_in_place=lambda: written_over(lambda x: (x * 0) / (x * 0), Tensor.relu_),
+)
+hostile("1", "invalid", says="aten.sqrt_ of -1").each(
+    a_root_after_what_was_bad_is_written_over=lambda: written_over(
+        lambda x: zero_log(x) * 0, lambda y: y.nan_to_num_(0).sub_(1).sqrt_()
+    ),
+)
 hostile("1", ("invalid", "singular")).each(
     # Every score is masked.
     a_softmax_over_nothing=lambda: switched(lambda x: x.masked_fill(x == x, -INF).softmax(-1), lambda x: x.softmax(-1)),

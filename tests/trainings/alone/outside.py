@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rankwatch.judge.outside import OUTSIDE
+from notebook import OUTSIDE
 from trainings.case import Training
 from trainings.parts import BAD, NAN, put, trained
 from trainings.truths import healthy, hostile

@@ -143,6 +143,32 @@ def a_state_that_was_loaded() -> Training:
     return trained(model, optimizer=optimizer, between=between)
 
 
+@hostile("0", "weight", batch=9, says="its exp_avg_sq is inf, since the step of batch 3 or one up to batch 6")
+def a_state_that_was_inf_long_before() -> Training:
+    """What is divided by inf is 0, until it is inf as well."""
+    model = chain()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+
+    def between(number: int) -> None:
+        if number in (4, 8):
+            optimizer.state[model[0].weight]["exp_avg_sq" if number == 4 else "exp_avg"].fill_(INF)
+
+    return trained(model, optimizer=optimizer, between=between)
+
+
+@hostile(
+    "0", "weight", batch=1, says="its exp_avg_sq is nan, and was so before the step of batch 0, when it was first looked at"
+)
+def a_state_that_was_bad_from_the_start() -> Training:
+    model = chain()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, amsgrad=False)
+    for parameter in model.parameters():
+        state = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+        optimizer.state[parameter] = {"step": torch.tensor(0.0), **state}
+    optimizer.state[model[0].weight]["exp_avg_sq"].fill_(NAN)
+    return trained(model, optimizer=optimizer)
+
+
 @hostile("first", "weight", "inf", says="it was float32 before and is float16 now: the conversion made it so")
 def a_weight_that_is_converted() -> Training:
     model = Root(

@@ -36,6 +36,8 @@ TOLD: list[tuple[Fact, str]] = [
     (messages.Off(8, "switched itself off in batch 3"), "its watch switched itself off in batch 3"),
     (messages.Ack(0, abort=True), "acknowledged the abort"),
     (messages.Bye(9, "failed", "ValueError: no"), "said goodbye: failed: ValueError: no"),
+    (messages.Bye(9, "failed", "ValueError: no", at="a.py:3 in f"), "said goodbye: failed: ValueError: no, at a.py:3 in f"),
+    (messages.Bye(9, "finished", ""), "said goodbye: finished"),
     (messages.Tune("train-0", Tuning(every=3)), "options changed: every 3"),
     (journal.Left(RankState.LOST), "counted as lost"),
     (journal.Reached((5,), ((1, 1, 0, 3),), (0,)), "answered: it was in batch 1, frame 3"),

@@ -222,7 +222,8 @@ def test_strict_json_without_nan_or_infinity() -> None:
     }  # fmt: skip
     assert parsed["ranks"][5] == {
         "rank": 5, "local_rank": 1, "host": "node1", "gpu": None, "torch": None, "stage": None, "pid": 105, "last_batch": 149,
-        "state": "aborted", "acknowledged": True, "dropped": 0, "farewell": "", "farewell_text": "", "rival": "",
+        "state": "aborted", "acknowledged": True, "dropped": 0, "farewell": "", "farewell_at": "", "farewell_text": "",
+        "rival": "",
     }  # fmt: skip
 
 
@@ -248,6 +249,16 @@ def test_runs_without_a_verdict() -> None:
     failed = as_text.render(report(None, Outcome.FAILED, reason="rank 1 of 8 failed: KeyError"))
     assert failed.startswith("rankwatch: run train-0 failed\n  reason     rank 1 of 8 failed: KeyError\n")
     assert makers.INF not in as_json.to_dict(finished).values()
+
+
+def test_each_of_several_failed_ranks_says_why() -> None:
+    whole = report(None, Outcome.FAILED, reason="rank 1 of 8 failed: KeyError: 'x', at train.py:4 in load")
+    rows = [replace(row, state=RankState.FAILED, farewell="OSError: gone") for row in whole.ranks]
+    rows[1] = replace(rows[1], farewell="KeyError: 'x'", farewell_at="train.py:4 in load")
+    told = "ranks 0, 2-7: OSError: gone\n             rank 1: KeyError: 'x', at train.py:4 in load\n"
+    assert told in as_text.render(replace(whole, ranks=tuple(rows)))
+    alone = [row if row.rank == 1 else replace(row, state=RankState.ABORTED) for row in rows]
+    assert "  failed     rank 1\n  batches" in as_text.render(replace(whole, ranks=tuple(alone)))
 
 
 def test_unrecorded_batches_and_refused_peers_are_reported() -> None:
@@ -340,6 +351,7 @@ def test_notices_in_json() -> None:
     assert parsed["notices"][0] == {
         "rank": 0, "kind": "headroom", "module": "wo", "module_class": "Linear", "reading": "output", "dtype": "float16",
         "since": 10, "batch": 12, "value": 4094.0, "growth": 1.0, "batches_left": parsed["notices"][0]["batches_left"],
+        "why": "",
         "text": "next to overflow: wo (Linear), output: abs max 4.09e+03 in batch 12 is 6% of float16's largest number "
         "and grows by x2 a batch: about 4 batches are left",
     }  # fmt: skip

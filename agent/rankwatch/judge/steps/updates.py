@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -17,6 +17,9 @@ from ...shared.types.frame import NON_FINITE
 from ...shared.types.trip import Change, UpdateFact
 
 MOST_FACTS = 4
+
+LOOK_EVERY = 64
+"""Steps between looks at an optimizer's state: that costs a hundredth of a step."""
 
 
 class _Update(NamedTuple):
@@ -32,15 +35,64 @@ class _Update(NamedTuple):
     found_inf: Any
 
 
+class _StateLooks:
+    """Since when tensors of an optimizer's state are not finite. Nothing here waits for a device.
+
+    They are looked at before the steps 1, 2, 4, ... and each 64th: to read them all takes as long as a part of a step.
+    """
+
+    def __init__(self) -> None:
+        self._steps = 0
+        self._rows: dict[tuple[int, str], int] = {}
+        """By parameter and name, the row of a tensor."""
+        self._finite = self._bad = torch.empty(0)
+        """Of each row, the batch of the last look that found it finite, and of the first one since that did not; -1: none did."""
+
+    def look(self, optimizer: Optimizer, batch: int) -> None:
+        self._steps += 1
+        if self._steps & (self._steps - 1) and self._steps % LOOK_EVERY:
+            return
+        states = {(id(parameter), name): one for parameter, name, one in _states(optimizer)}
+        if not states:
+            return
+        values = list(states.values())
+        try:
+            norms = torch._foreach_norm(values, math.inf)
+            is_bad = ~torch.isfinite(torch.stack([norm.to(torch.float32) for norm in norms]))
+        except (RuntimeError, TypeError):  # of tensors that this does not know, nothing is said
+            return
+        rows = {key: row for row, key in enumerate(states)}
+        if rows != self._rows:
+            self._rows, self._finite = rows, torch.full(is_bad.shape, -1, device=is_bad.device)
+            self._bad = self._finite.clone()
+        self._finite = torch.where(is_bad, self._finite, batch)
+        self._bad = torch.where(is_bad, torch.where(self._bad < 0, batch, self._bad), -1)
+
+    def since(self, parameter: Tensor, name: str, last: int) -> str:
+        """The steps one of which made it bad, the last one in batch ``last``."""
+        row = self._rows.get((id(parameter), name))
+        if row is None:
+            return ""
+        finite, bad = int(self._finite[row]), int(self._bad[row])
+        if finite < 0:
+            return f", and was so before the step of batch {bad}, when it was first looked at"
+        until = bad - 1 if bad > finite else last
+        return f", since the step of batch {finite}" + (f" or one up to batch {until}" if until > finite else "")
+
+
 class Updates:
     """The last step of each optimizer."""
 
     def __init__(self) -> None:
         self._last: WeakKeyDictionary[Optimizer, _Update] = WeakKeyDictionary()
+        self._looks: WeakKeyDictionary[Optimizer, _StateLooks] = WeakKeyDictionary()
 
     def begin(self, optimizer: Optimizer, batch: int, *, are_finite: bool) -> None:
         """An optimizer is about to step."""
         rates = [group.get("lr") for group in optimizer.param_groups]
+        if (looks := self._looks.get(optimizer)) is None:
+            looks = self._looks[optimizer] = _StateLooks()
+        looks.look(optimizer, batch)
         self._last[optimizer] = _Update(batch, are_finite, rates, getattr(optimizer, "found_inf", None))
 
     def change_of(
@@ -63,7 +115,13 @@ class Updates:
             return Change.IGNORED, (name,)
         if not update.are_finite:
             return Change.UNKNOWN, ()
-        found = _facts(optimizer, group, parameter, update.rates[number] if number < len(update.rates) else None)
+        found = _facts(
+            optimizer,
+            group,
+            parameter,
+            update.rates[number] if number < len(update.rates) else None,
+            lambda name: self._looks[optimizer].since(parameter, name, update.batch),
+        )
         return Change.OPTIMIZER, (name, *list(found)[:MOST_FACTS])
 
 
@@ -76,15 +134,27 @@ def _place_of(value: Tensor, optimizer: Optimizer) -> tuple[int, dict[str, Any],
     return None
 
 
-def _facts(optimizer: Optimizer, group: dict[str, Any], parameter: Tensor, rate: Any) -> Iterator[UpdateFact]:
-    """What of an optimizer's step has no finite outcome, the surest first."""
+def _states(optimizer: Optimizer) -> Iterator[tuple[Tensor, str, Tensor]]:
+    """What an optimizer keeps of its parameters, on one device, with the parameter and its name."""
+    device: Any = None
+    for parameter, state in optimizer.state.items():
+        for name, one in state.items() if isinstance(parameter, Tensor) and isinstance(state, dict) else ():
+            is_plain = type(one) is Tensor and one.is_floating_point() and one.dtype.itemsize > 1 and one.numel() > 0
+            if is_plain and one.device == (device := device or one.device):
+                yield parameter, name, one
+
+
+def _facts(
+    optimizer: Optimizer, group: dict[str, Any], parameter: Tensor, rate: Any, since: Callable[[str], str]
+) -> Iterator[UpdateFact]:
+    """What of an optimizer's step has no finite outcome, the surest first. ``since``: when a state became bad, in words."""
     for name, number in {**group, "lr": rate}.items():
         if isinstance(number, float) and not math.isfinite(number):
             yield UpdateFact("number", name, f"{number:g}")
     state = {name: one for name, one in optimizer.state.get(parameter, {}).items() if _is_like(one, parameter)}
     for name, one in state.items():
         if (found := state_of_tensor(one)) in NON_FINITE:
-            yield UpdateFact("state", name, found.word)
+            yield UpdateFact("state", name, found.word, since(name))
     bad = ~torch.isfinite(parameter.detach())
     eps = group.get("eps")
     is_zero = {name: bool((one[bad] == 0).any()) for name, one in state.items() if one.shape == parameter.shape}

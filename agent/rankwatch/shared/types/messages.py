@@ -26,8 +26,9 @@ MAX_START = 64
 
 MAX_MODELS = 1 << 16
 
-# How a rank ended: close(); the process without close(); an exception; an abort; after the batch that was asked for.
-OUTCOMES = frozenset({"finished", "ended", "failed", "aborted", "limit"})
+# How a rank ended: close(); the process without close(); an exception; an abort; after the batch that was asked for; well, but
+# no backward ever reached this model, while another one of the process was trained.
+OUTCOMES = frozenset({"finished", "ended", "failed", "aborted", "limit", "unused"})
 REMEDIES = frozenset({"none", "hello", "stop"})
 PHASES = frozenset({"idle", "forward", "backward", "optimizer"})
 
@@ -255,7 +256,7 @@ class Ack:
 class Bye:
     """Rank to collector, last. See OUTCOMES; ``text`` is the exception of ``failed`` and the reason of ``limit``.
 
-    All that the rank ran before ``moment`` is judged.
+    All that the rank ran before ``moment`` is judged. ``at``: the user's line that the exception came from; empty: not known.
     """
 
     KIND = "BYE"
@@ -263,6 +264,7 @@ class Bye:
     outcome: Annotated[str, one_of(OUTCOMES)]
     text: Text
     moment: Moment = BEGINNING
+    at: StackLine = ""
 
 
 @dataclass(frozen=True, slots=True)

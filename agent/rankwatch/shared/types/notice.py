@@ -46,7 +46,12 @@ class NoticeKind(enum.IntEnum):
     """A forward of this rank with gradients had no backward, as all before had. The collector tells it of single ranks."""
     ALONE = 13
     """torchrun has started several ranks, and this one has no way to talk to the others."""
+    PROBE = 14
+    """A forward before any training was not finite, and no data went in: it was not judged."""
 
+
+NEVER_FINITE = "it never was finite: nobody has initialised it (torch.empty, to_empty), or a checkpoint has it so"
+"""Why a BUFFER is bad that was so from the first look on."""
 
 STANDSTILL = frozenset(
     {NoticeKind.NO_STEP, NoticeKind.STOPPED, NoticeKind.NOTHING_TO_LEARN, NoticeKind.SKIPPED, NoticeKind.ALONE}
@@ -62,8 +67,8 @@ class Notice:
     that was measured; for NEVER_CHANGED and UNTIED, the optimizer step; for HARMLESS_LOSS, NO_STEP and SKIPPED, how many there
     were; for ALONE, the ranks; for STOPPED, the step after which no weight has changed. ``since`` is the batch of the first such
     notice; for NEVER_CHANGED, that of the first look. ``growth`` is in doublings per batch; for ZEROS, share per batch; for JUMP
-    and GROWN, the doublings above the largest number of the batches before, or of the first looks. ``label`` says why for NO_STEP
-    and STOPPED; ``why`` for HARMLESS_LOSS: its state and what made it so.
+    and GROWN, the doublings above the largest number of the batches before, or of the first looks. ``why`` says why for NO_STEP,
+    STOPPED, PROBE and HARMLESS_LOSS; an older agent has the reason of the first two in ``label``.
     """
 
     kind: NoticeKind
@@ -86,6 +91,11 @@ class Notice:
         return self.kind, self.module, self.label
 
     @property
+    def group(self) -> tuple[NoticeKind, str, str, str]:
+        """The notices of several ranks that are told in one line: those that stand still for one reason."""
+        return *self.key, self.why if self.kind in STANDSTILL else ""
+
+    @property
     def batches_left(self) -> float:
         """For HEADROOM: the number of batches until the abs max reaches its dtype's max, if it grows on as it does now."""
         if self.growth <= 0 or self.value <= 0 or self.dtype not in DTYPE_MAX:
@@ -103,7 +113,7 @@ class Notice:
 
 def describe_notice(notice: Notice) -> str:
     """A notice in one line, without its rank."""
-    where = f"{notice.module or '(root)'} ({notice.module_class}), {notice.label}"
+    where = f"{notice.module or '(root)'} ({notice.module_class}), {notice.label or notice.why}"
     if notice.kind is NoticeKind.UNDERFLOW:
         tiny = DTYPE_TINY.get(notice.dtype, 0.0)
         return (
@@ -116,10 +126,8 @@ def describe_notice(notice: Notice) -> str:
             f"a share that grows since batch {notice.since}"
         )
     if notice.kind is NoticeKind.BUFFER:
-        return (
-            f"a bad buffer: {where}: inf or nan since batch {notice.since}; "
-            f"when it was last measured finite, its abs max was {notice.value:.2e}"
-        )
+        before = notice.why or f"when it was last measured finite, its abs max was {notice.value:.2e}"
+        return f"a bad buffer: {where}: inf or nan since batch {notice.since}; {before}"
     if notice.kind is NoticeKind.JUMP:
         factor = 2 ** min(notice.growth, 1000.0)
         return (
@@ -144,6 +152,11 @@ def describe_notice(notice: Notice) -> str:
         return (
             f"a harmless loss: {where}: in batch {notice.batch} {notice.why}; all gradients of its optimizer step were finite, "
             f"and the training went on{often}"
+        )
+    if notice.kind is NoticeKind.PROBE:
+        return (
+            f"before a training: {where}: {notice.why} in batch {notice.batch}: no backward had come, and no optimizer had a "
+            "parameter of the model, so nothing was stopped; if it was no trial, such as a count of operations, look at the data"
         )
     if notice.kind is NoticeKind.NO_STEP:
         return f"stands still: {notice.value:.0f} backwards since batch {notice.since}, no optimizer step: {where}"

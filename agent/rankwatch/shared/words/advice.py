@@ -12,6 +12,9 @@ from .weight_changes import tell
 OPERANDS = "targets, labels, class weights, what a teacher made"
 """What a loss combines the model's output with."""
 
+SHARD = "this rank's shard of the data"
+ALL_SHARDS = "what all ranks read: it is not one shard, so look at how the data are made, scaled and collated"
+
 _PRODUCTS = (
     "Linear", "Bilinear", "Embedding", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d",
 )  # fmt: skip
@@ -86,13 +89,13 @@ def weight(trip: Trip, closeup: CloseUp | None) -> str:
 def data(trip: Trip, closeup: CloseUp | None) -> str:
     bad = bad_root_inputs(trip)
     rows = "; rankwatch replay finds the rows" if closeup is not None and closeup.capsule else ""
-    return f"look at {bad[0].label if bad else 'what'} of batch {trip.position.batch} in this rank's shard of the data{rows}"
+    return f"look at {bad[0].label if bad else 'what'} of batch {trip.position.batch} in {SHARD}{rows}"
 
 
 def data_outside(trip: Trip, closeup: CloseUp | None) -> str:
     assert trip.outside is not None
     given = next(one.label for one in trip.outside.readings if one.kind in INPUTS and one.state in NON_FINITE)
-    return f"look at {given} of {trip.outside.spec.module} in batch {trip.position.batch} in this rank's shard of the data"
+    return f"look at {given} of {trip.outside.spec.module} in batch {trip.position.batch} in {SHARD}"
 
 
 def outside(trip: Trip, closeup: CloseUp | None) -> str:

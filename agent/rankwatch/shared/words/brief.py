@@ -39,11 +39,17 @@ def is_of_the_network(text: str) -> bool:
     return is_of_a_collective(text) or "connection" in text.lower()
 
 
-def brief(text: str) -> str:
+def brief(text: str, at: str = "") -> str:
     """The name of a library, and the line of its text that says what failed, in at most LONGEST characters.
 
-    Any other text is returned as it is, without what torch's C++ adds to it.
+    Any other text is returned as it is, without what torch's C++ adds to it. ``at``: the user's line that it came from, to be put
+    at the end of the first line. It is no part of the text: a folder may have a library's name.
     """
+    first, line_break, rest = _brief(text).partition("\n")
+    return f"{first.rstrip(': ')}, at {at}{line_break}{rest}" if at else f"{first}{line_break}{rest}"
+
+
+def _brief(text: str) -> str:
     for stack in _STACKS:
         text = text.partition(stack)[0]
     first = _first_line(text)

@@ -55,11 +55,15 @@ def classify(trip: Trip) -> tuple[Cause, str]:
     return rule.cause or sentences.by_operator(trip)[0], rule.sentence(trip)
 
 
-def advise(cause: Cause, trip: Trip, closeup: CloseUp | None) -> str:
-    """The first thing to try. It says nothing that the evidence of the cause does not bear out."""
+def advise(cause: Cause, trip: Trip, closeup: CloseUp | None, *, is_everywhere: bool = False) -> str:
+    """The first thing to try. It says nothing that the evidence of the cause does not bear out.
+
+    ``is_everywhere``: all ranks tripped in this batch, each of this cause.
+    """
     rule = _first(trip)
     # The cause is another one if the training diverged, or another version recorded it.
-    return (rule.advice if rule.advice is not None and rule.cause is cause else ADVICE[cause])(trip, closeup)
+    said = (rule.advice if rule.advice is not None and rule.cause is cause else ADVICE[cause])(trip, closeup)
+    return said.replace(advice.SHARD, advice.ALL_SHARDS) if is_everywhere else said
 
 
 def _first(trip: Trip) -> CauseRule:

@@ -17,7 +17,9 @@ class _FactRow(NamedTuple):
 
 FACTS = {
     "number": _FactRow("its {name} was {value}", "look at what sets {name}: a schedule, a configuration"),
-    "state": _FactRow("its {name} is {value}", "clear the optimizer's state, or load another one: its {name} is {value}"),
+    "state": _FactRow(
+        "its {name} is {value}{where}", "clear the optimizer's state, or load another one: its {name} is {value}"
+    ),
     "eps": _FactRow(
         "its {where} is 0 where the weight is bad, and its eps of {name} is 0 in {value}: it divided by 0",
         "give the optimizer an eps of at least {tiny}, or keep the weights and its state in float32",

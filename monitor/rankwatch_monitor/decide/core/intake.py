@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .run import Run
 
 _LEFT_BY = {"finished": RankState.FINISHED, "ended": RankState.ENDED, "failed": RankState.FAILED}
+_LEFT_BY |= {"unused": RankState.FINISHED}
 """What a rank is after a BYE; after any other, ABORTED."""
 
 
@@ -192,7 +193,8 @@ class Intake:
             rank.fault = message.text
             self.replicas.leave(rank)
         elif isinstance(message, messages.Bye):
-            rank.farewell = message.text
+            rank.farewell, rank.farewell_at = message.text, message.at
+            rank.is_unused = message.outcome == "unused"
             rank.advance(message.moment, rank.phase)
             if rank.settled is not None:
                 rank.settle(message.moment, *rank.first_of_step)

@@ -38,7 +38,7 @@ class Notices:
         """How many notices found no room."""
 
     def take(self, rank: int, notice: Notice) -> bool:
-        """Replaces the rank's earlier notice of the same reading; returns whether this is the reading's first notice."""
+        """Replaces the rank's earlier notice of the same reading; returns whether it is the first of its group."""
         if notice.kind is NoticeKind.JUMP and self._follows(notice):
             return False
         of_ranks = self._kept.get(notice.key, {})
@@ -47,7 +47,7 @@ class Notices:
                 self.unkept += 1
                 return False
             self._count += 1
-        is_new = not of_ranks
+        is_new = all(other.group != notice.group for other in of_ranks.values())
         of_ranks[rank] = notice
         self._kept[notice.key] = of_ranks
         return is_new and notice.kind is not NoticeKind.SKIPPED  # whether others skipped it too is not known yet

@@ -94,6 +94,9 @@ class Rank:
     fault: str = ""
     """The error that switched its watch off, while its process lives."""
     farewell: str = ""
+    farewell_at: str = ""
+    is_unused: bool = False
+    """Whether its model was never trained, while another one of its process was."""
     death: str = ""
     """How its process ended, if it said no farewell and that is known."""
     rival: str = ""
@@ -257,6 +260,7 @@ class Rank:
             left=self.left,
             gpu=self.hello.gpu,
             torch=self.hello.torch,
+            farewell_at=self.farewell_at,
         )
 
 

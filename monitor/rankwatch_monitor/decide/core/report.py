@@ -12,6 +12,7 @@ from rankwatch.shared.types.closeup import CloseUp
 from rankwatch.shared.types.frame import NO_LOSS, NO_STAGE
 from rankwatch.shared.types.gpu import NO_GPU, Gpu
 from rankwatch.shared.types.notice import Notice
+from rankwatch.shared.words.brief import brief
 
 from ..ending.course import Course
 from ..replicas.desync import Compared, Desync
@@ -54,7 +55,7 @@ class RankRow:
     ``last_batch`` is -1 before the first; ``farewell`` is the exception that ended the rank, if one did; ``dropped`` batches
     found no room in its spool; ``rival`` is the last other process that tried to connect as this rank. ``loss`` is the abs max
     of its last loss, of batch ``loss_batch``; NO_LOSS: it has none. ``left`` numbers the ends of the ranks, from 1 on; 0: it has
-    not ended. ``torch`` is the version.
+    not ended. ``torch`` is the version. ``farewell_at``: the user's line that the exception came from; empty: not known.
     """
 
     rank: int
@@ -73,6 +74,12 @@ class RankRow:
     left: int = 0
     gpu: Gpu = NO_GPU
     torch: str = ""
+    farewell_at: str = ""
+
+    @property
+    def last_words(self) -> str:
+        """For people."""
+        return brief(self.farewell, self.farewell_at)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +170,8 @@ class Report:
     """Of some of its ranks, the stalled ones first."""
     origin: TripOrigin | None = None
     """Where the verdict's trip came from; None while that was not looked for."""
+    handed: str = ""
+    """What the culprit's stage of a pipeline was handed otherwise than the stage before it had sent; empty: nothing is known."""
     course: Course | None = None
     """How a run without a verdict went; None while that was not looked for."""
     closeup: CloseUp | None = None

@@ -210,7 +210,10 @@ class Run:
             self.batches.note_gaps()
             self.books.find(now, Closed())
             yield self._show(now)
-            yield Publish(self.report(), news=is_news)
+            if self.ending.is_unused:
+                yield self.books.note(f"dropped: {self.ending.state.reason}")
+            else:
+                yield Publish(self.report(), news=is_news)
 
     def _is_settled(self, now: float) -> bool:
         """Whether the report can be printed: the abort is answered, and the ranks asked have told all, or are late."""

@@ -20,6 +20,8 @@ from .rules import Ending, Incident, decide
 from .saves import Holding
 from .silence import Silence, describe_lost
 
+UNUSED = "no backward ever reached this model, while another one of its processes was trained"
+
 
 @dataclass(slots=True)
 class EndingDesk(Desk):
@@ -44,6 +46,11 @@ class EndingDesk(Desk):
     @property
     def is_decided(self) -> bool:
         return self.state.decided is not None
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether the run was none of a training: nothing is reported of it."""
+        return self.state.reason == UNUSED
 
     # --- what happens -------------------------------------------------------------------------------------------------
 
@@ -76,10 +83,10 @@ class EndingDesk(Desk):
     def take(self, rank: Rank, bye: messages.Bye, now: float) -> Iterator[Effect]:
         """A rank has said goodbye, and has left."""
         if bye.outcome == "failed":
-            yield from self.stop(Incident.RANK_FAILED, Stop(f"{rank.name} failed: {brief(bye.text)}"), now)
+            yield from self.stop(Incident.RANK_FAILED, Stop(f"{rank.name} failed: {brief(bye.text, bye.at)}"), now)
         elif bye.outcome == "limit":
             self.happens(Incident.LIMIT_REACHED, bye.text, now)
-        elif bye.outcome not in ("finished", "ended"):
+        elif bye.outcome not in ("finished", "ended", "unused"):
             yield from self.stop(Incident.RANK_STOPPED, Stop(""), now)
         if bye.outcome in ("failed", "aborted"):
             yield from self.holding.keep([rank], now)
@@ -164,6 +171,8 @@ class EndingDesk(Desk):
 
     def close(self, now: float) -> None:
         """All ranks have ended: how the run has, if that is not decided yet."""
+        if all(rank.is_unused for rank in self.books.ranks.values()):
+            self.happens(Incident.UNUSED, UNUSED, now)
         self.happens(Incident.ALL_ENDED, describe_first_lost(self.books.ranks.values()), now)
         if not self.is_published:
             self.look_for_absent(now)

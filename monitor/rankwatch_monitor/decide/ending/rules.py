@@ -61,6 +61,8 @@ class Incident(enum.Enum):
     """All ranks are silent and cut off, and a later start of the job has connected."""
     COLLECTOR_ENDED = enum.auto()
     """While ranks were running."""
+    UNUSED = enum.auto()
+    """No rank has trained the model, while each has trained another one."""
     ALL_ENDED = enum.auto()
     """No rank runs any more. The text names the rank that was lost first, if one was."""
 
@@ -152,6 +154,7 @@ RULES = (
         Incident.RANK_RETURNED, _DECIDED, None, "", Then.REOPEN,
         only=lambda e, text, now: not e.aborts and not e.is_tripped,
     ),
+    Rule(Incident.UNUSED, _OPEN, Outcome.FINISHED, "{text}"),
     # All ranks have ended, and nothing is decided.
     Rule(Incident.ALL_ENDED, _UNDECIDED, Outcome.ABORTED, "{limit}", only=lambda e, text, now: e.limit),
     Rule(Incident.ALL_ENDED, _UNDECIDED, Outcome.FAILED, "{waived}", only=lambda e, text, now: e.waives(Outcome.FAILED)),

@@ -113,7 +113,8 @@ def retold(stall: Stall, stacks: Sequence[RankStack]) -> str:
         return stall.text
     if not busy:  # each is in a collective, and no code of theirs holds one up
         ins = [f"{name_spans(ranks)} {_be(ranks)} in {name}" for name, ranks in held.items()]
-        return stall.text if ins[0] in stall.text else f"{stall.text}: {'; '.join(ins[:NAMED])}"
+        wait = ": they may wait for each other" if NO_RANK_BEHIND in stall.text else ""
+        return stall.text if ins[0] in stall.text else f"{stall.text}{wait}: {'; '.join(ins[:NAMED])}"
     places = [f"{name_spans(ranks)} {_be(ranks)} in {waits}" for waits, ranks in busy.items()]
     if places[0] in stall.text:  # it says so already
         return stall.text

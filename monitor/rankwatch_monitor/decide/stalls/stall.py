@@ -131,7 +131,7 @@ def find_stall(running: Collection[Rank], now: float, after: float, still_since:
     if waiting:
         text += f"; {name_spans(_ranks(waiting))} wait{'s' if len(waiting) == 1 else ''}, from {_nearest(waiting)} on"
     elif len(stalled) == len(running) > 1:
-        text += f"; {NO_RANK_BEHIND}: they may wait for each other in a collective"
+        text += f"; {NO_RANK_BEHIND}"
     ranks, others = _ranks(stalled), _ranks(waiting)
     return FoundStall(
         frozenset(ranks), last, Stall(tuple(ranks[:NAMED]), tuple(others[:NAMED]), text, len(ranks), len(others))

@@ -12,6 +12,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from rankwatch.shared.types.trip import Trip
+
 LINK = 2
 """Batches: a jump leads on to a jump this much later. In between lies at most one batch that was not measured."""
 
@@ -97,6 +99,16 @@ def find_began(
     return None
 
 
+def leads(origin: TripOrigin | None, rank: int | None, trip: Trip) -> bool:
+    """Whether it began with another reading than that of the trip, on ``rank``: the trip is then a consequence."""
+    began = origin.began if origin is not None else None
+    if began is None:
+        return False
+    tripped = trip.position.batch, trip.frame.spec.module, trip.culprit.label
+    is_elsewhere = (began.batch, began.module, began.label) != tripped
+    return is_elsewhere or (None not in (rank, began.rank) and rank != began.rank)
+
+
 def describe_origin(origin: TripOrigin, world_size: int) -> str:
     """``batch 80, rank 1: input[0] of the root jumped x950; the other ranks' did not``."""
     began = origin.began
@@ -106,8 +118,7 @@ def describe_origin(origin: TripOrigin, world_size: int) -> str:
     if began is None:
         of = f", of the {origin.ranks} ranks that were looked at" if is_part else ""
         return f"not seen: no measured reading jumped in the {origin.batches} batches before the trip{of}"
-    where = f"the root ({began.module_class})" if not began.module else f"{began.module} ({began.module_class})"
-    what = "the loss" if began.label == "loss" else f"{began.label} of {where}"
+    what = _name(began)
     how = f"jumped x{began.factor:.3g}" if math.isfinite(began.factor) else "was not finite"
     if began.rank is None:
         return f"batch {began.batch}, {'all ranks alike' if world_size > 1 else 'rank 0'}: {what} {how}"
@@ -116,14 +127,22 @@ def describe_origin(origin: TripOrigin, world_size: int) -> str:
     return f"batch {began.batch}, rank {began.rank}: {what} {how}{also}"
 
 
-def advise_input(origin: TripOrigin | None, batch: int) -> str:
-    """What to try where an input of the root jumped in the batch of the trip, or shortly before; empty: none did."""
+def advise_began(origin: TripOrigin | None) -> str:
+    """What to look at first; empty: it is not known where it began."""
     began = origin.began if origin is not None else None
-    if began is None or began.module or not began.label.startswith("input") or batch - began.batch > LINK:
+    if began is None:
         return ""
-    whose = "all ranks'" if began.rank is None else f"rank {began.rank}'s"
     how = f"x{began.factor:.3g} what it usually is" if math.isfinite(began.factor) else "not finite"
-    return f"look at {began.label} of batch {began.batch} in {whose} data: it is {how}"
+    if not began.module and began.label.startswith("input"):
+        whose = "all ranks'" if began.rank is None else f"rank {began.rank}'s"
+        return f"look at {began.label} of batch {began.batch} in {whose} data: it is {how}"
+    what, where = _name(began), "" if began.rank is None else f" of rank {began.rank}"
+    return f"look at what made {what} in batch {began.batch}{where}: it is {how}"
+
+
+def _name(began: Began) -> str:
+    where = f"the root ({began.module_class})" if not began.module else f"{began.module} ({began.module_class})"
+    return "the loss" if began.label == "loss" else f"{began.label} of {where}"
 
 
 def _path(of_batches: Mapping[tuple[int, int], Sequence[Jump]], trip: tuple[int, int]) -> list[tuple[int, int]]:

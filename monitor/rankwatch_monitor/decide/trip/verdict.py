@@ -144,6 +144,13 @@ class Verdict:
         return ((self.tripped, self.trip), *self.also)
 
     @property
+    def is_everywhere(self) -> bool:
+        """Whether all of several ranks tripped in one batch, each of the verdict's cause."""
+        trips = [trip for _, trip in self.all_tripped]
+        is_one_batch = len({trip.position[:2] for trip in trips}) == 1
+        return len(trips) == self.world_size > 1 and is_one_batch and all(classify(one)[0] is self.cause for one in trips)
+
+    @property
     def answered(self) -> int:
         return self.world_size - len(self.missing)
 

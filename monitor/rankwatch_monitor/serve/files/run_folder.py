@@ -15,13 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from rankwatch.errors import UsageError
-from rankwatch.shared.bounded import BoundedDict
 from rankwatch.shared.printable import printable
 from rankwatch.shared.types.frame import Frame
 from rankwatch.shared.words.text import format_trace
 
 from ...decide.core.report import Report
-from ...decide.trip.began import TripOrigin
 from ...record.mounts import is_on_network
 from ...record.reader import RunRecord
 from ...record.replay import searched
@@ -35,10 +33,6 @@ log = logging.getLogger(__name__)
 
 TRACE_LIMIT = 1 << 30
 """Bytes of traces of one run."""
-
-
-KEPT_ORIGINS = 64
-"""Runs whose trip's origin is in memory: a report is written when the verdict is known, and again when all ranks have ended."""
 
 
 def _write(path: Path, body: str) -> None:
@@ -68,7 +62,6 @@ class RunsFolder:
         self.path = path
         self._points_latest = points_latest
         self._traced: Counter[str] = Counter()
-        self._origins = BoundedDict[str, TripOrigin | None](KEPT_ORIGINS)
         self._claims = Claims(path)
         self._token = os.urandom(4).hex()  # other hosts may have a process of this number
         try:
@@ -164,17 +157,12 @@ class RunsFolder:
         return report
 
     def _searched(self, report: Report) -> Report:
-        if report.run in self._origins:
-            return replace(report, origin=self._origins[report.run])
         try:
             with RunRecord(self.record_of(report.run), by_writer=report.verdict is None) as record:
-                report = searched(report, record)
+                return searched(report, record)
         except StoreError as error:  # the writer has logged it
             log.debug("nothing more is known of the run: %s", error)
             return report
-        if report.verdict is not None:
-            self._origins[report.run] = report.origin
-        return report
 
     def _put(self, run: str, name: str, body: str, write: Callable[[Path, str], None] = _write) -> None:
         self._claims.try_again(run)

@@ -7,7 +7,6 @@ from typing import Any
 
 from rankwatch.shared.types.frame import Position
 from rankwatch.shared.types.trip import Trip
-from rankwatch.shared.words.brief import brief
 from rankwatch.shared.words.closeup_text import fields_of, replay_fields
 from rankwatch.shared.words.text import (
     describe_position,
@@ -90,7 +89,7 @@ def _where(details: RankDetails) -> list[tuple[str, str]]:
 
 def _lapses(details: RankDetails) -> list[tuple[str, str]]:
     row = details.row
-    fields = [("farewell", brief(row.farewell))] if row.farewell else []
+    fields = [("farewell", row.last_words)] if row.farewell else []
     fields += [dropped_field(row.dropped)] if row.dropped else []
     return [*fields, ("refused", f"{row.rival}: this rank was there already")] if row.rival else fields
 

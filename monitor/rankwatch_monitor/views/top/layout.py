@@ -10,7 +10,6 @@ from itertools import chain
 from typing import NamedTuple, TypeAlias
 
 from rankwatch.shared.printable import one_line
-from rankwatch.shared.words.brief import brief
 from rankwatch.shared.words.text import describe_rank, format_dump, name_spans
 
 from ...decide.core.gaps import describe_gap
@@ -259,7 +258,7 @@ def _rank(scene: Scene, number: int, size: Size) -> list[Block]:
     dropped = max(row.dropped, standing.dropped if standing else 0)
     if dropped:
         lines.append(f"{dropped} of its batches were dropped: the collector was out of reach, or too slow, for too long")
-    lines += [brief(row.farewell)] if row.farewell else []
+    lines += [row.last_words] if row.farewell else []
     lines += [f"refused {row.rival}: this rank was there already"] if row.rival else []
     lines += [line for ranks, stack in stalls.stacks(view.report).items() if number in ranks for line in stack]
     apart = [one for one in view.report.desync if number in one.ranks]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import makers
 from desk import connected
 from rankwatch.shared.types import messages
 from rankwatch.shared.types.notice import Notice, NoticeKind
 from rankwatch_monitor.decide.core.notices import MAX_NOTICES, Notices, told
+from rankwatch_monitor.views.text import noticed as noticed_lines
 
 
 def noticed(seq: int, kind: NoticeKind = NoticeKind.HEADROOM, **changes: object) -> messages.Noticed:
@@ -53,6 +56,24 @@ def test_a_jump_that_follows_another_ones_is_not_told() -> None:
     desk.end()
     told = {(rank, notice.label, notice.batch) for rank, notice in desk.reports[-1].notices}
     assert told == {(1, "input[0]", 80), (2, "input[0]", 80), (0, "loss", 200)}
+
+
+def test_ranks_that_stand_still_are_told_by_their_reason() -> None:
+    desk = connected(4)
+    old = replace(makers.notice(NoticeKind.NO_STEP, module="", label="the learning rate is 0"), value=32.0)
+    for rank, why in enumerate(["no optimizer has stepped", "no optimizer has stepped", "a threshold"]):
+        desk.receive(rank, messages.Noticed(1, replace(old, label="", why=why)))
+    desk.receive(0, messages.Noticed(2, replace(old, label="", why="no optimizer has stepped", value=64.0)))
+    desk.receive(3, messages.Noticed(1, old))  # as an older agent sends it
+    assert len([note for note in desk.notes if "stands still" in note]) == 3
+    desk.end()
+    lines = list(noticed_lines(desk.reports[-1]).values())
+    assert [line.partition(":")[0] for line in lines] == ["ranks 0-1 (worst", "rank 2", "rank 3"]
+    assert [line.rpartition("), ")[2] for line in lines] == [
+        "no optimizer has stepped",
+        "a threshold",
+        "the learning rate is 0",
+    ]
 
 
 def skipped(since: int, count: float = 1.0) -> Notice:

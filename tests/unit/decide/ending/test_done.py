@@ -69,3 +69,15 @@ def test_a_rank_that_dies_otherwise_is_lost(last: messages.Beat) -> None:
     desk.keep_hearing(0, beat(19, departed=True), times=20, every=LOST_AFTER / 10)
     assert states(desk)[1] is RankState.LOST
     assert desk.sent(0, messages.Abort)
+
+
+@pytest.mark.parametrize("others", ["unused", "ended"])
+def test_a_model_that_no_rank_trained_while_another_one_was_has_no_report(others: str) -> None:
+    desk = connected(2)
+    desk.receive((0, 1), beat(19))
+    desk.leave(0, "unused")
+    desk.leave(1, others)
+    desk.end(0)
+    assert len(desk.reports) == (others == "ended")
+    assert states(desk) == [RankState.FINISHED, RankState.FINISHED if others == "unused" else RankState.ENDED]
+    assert any("dropped: no backward ever reached this model" in note for note in desk.notes) == (others == "unused")

@@ -87,6 +87,14 @@ def test_what_came_to_all_ranks_alike_is_no_single_ranks(trip: Trip, said: str) 
     assert found.evidence.endswith(said)
 
 
+def test_bad_data_on_all_ranks_are_of_no_single_shard() -> None:
+    fed = replace(makers.trip(reading("input[0]", NAN, kind=Kind.INPUT)), root_inputs=(reading("input[0]", NAN),))
+    assert verdict_of(fed, fed, fed).is_everywhere
+    assert not verdict_of(fed, None, fed).is_everywhere
+    assert not verdict_of(fed, makers.trip(reading("output", INF)), fed).is_everywhere
+    assert not verdict_of(fed).is_everywhere
+
+
 def guarded_trip(unfound: str = "", *, at: tuple[int, int, int] = (3, 0, 4), received: str = "") -> Trip:
     """A nan gradient before an optimizer step; ``unfound``: why it is not known where it came from."""
     trip = makers.trip(reading("weight.grad", NAN, kind=Kind.GRADIENT), at=at, phase=Phase.BACKWARD)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import makers
 from rankwatch_monitor.decide.trip.began import (
     Began,
     Jump,
     ReadingName,
     TripOrigin,
-    advise_input,
+    advise_began,
     describe_origin,
     find_began,
+    leads,
 )
 
 
@@ -109,10 +113,31 @@ def test_the_order_of_arrival_does_not_matter(jumps: list[Jump], random: object)
     assert (found is None) <= all(jump.batch < 81 for jump in jumps)
 
 
-def test_an_input_that_jumped_is_what_to_look_at() -> None:
+def test_where_it_began_is_what_to_look_at() -> None:
     def advised(batch: int = 83, module: str = "", label: str = "input[0]", rank: int | None = 1) -> str:
-        return advise_input(TripOrigin(Began(rank, batch, module, "Net", label, 255.0, True), 40, 2), 83)
+        return advise_began(TripOrigin(Began(rank, batch, module, "Net", label, 255.0, True), 40, 2))
 
     assert advised() == "look at input[0] of batch 83 in rank 1's data: it is x255 what it usually is"
     assert "all ranks' data" in advised(82, rank=None)
-    assert advise_input(None, 83) == advised(80) == advised(module="layer") == advised(label="loss") == ""
+    assert advised(80, label="loss", rank=None) == "look at what made the loss in batch 80: it is x255 what it usually is"
+    assert "output of layer (Net) in batch 83 of rank 1" in advised(module="layer", label="output")
+    assert advise_began(None) == advise_began(TripOrigin(None, 40, 2)) == ""
+
+
+@pytest.mark.parametrize(
+    ("at", "it_leads"),
+    [
+        ((1, 83, "layer", "output"), False),
+        ((None, 83, "layer", "output"), False),
+        ((0, 83, "layer", "output"), True),
+        ((1, 82, "layer", "output"), True),
+        ((1, 83, "before", "output"), True),
+        ((1, 83, "layer", "input[0]"), True),
+    ],
+)
+def test_it_leads_where_it_is_another_reading_than_the_culprit(at: tuple[int | None, int, str, str], it_leads: bool) -> None:
+    rank, batch, module, label = at
+    tripped = makers.trip(at=(83, 0, 4))
+    origin = TripOrigin(Began(rank, batch, module, "Net", label, 255.0, True), 40, 2)
+    assert leads(origin, 1, tripped) is it_leads
+    assert leads(replace(origin, began=None), 1, tripped) is leads(None, 1, tripped) is False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -55,6 +56,12 @@ def test_approaching_overflow_is_the_most_urgent() -> None:
             notice(NoticeKind.UNDERFLOW, label="grad_output", value=3e-8, growth=0.0),
             "underflow: layer (Linear), grad_output: abs max 3.00e-08 in batch 12 is under 6.10e-05, "
             "the smallest normal float16; first in batch 10",
+        ),
+        (
+            replace(notice(NoticeKind.PROBE, module=""), why="nan, as input[0] was abs max 3e+38,"),
+            "before a training: (root) (Linear), output: nan, as input[0] was abs max 3e+38, in batch 12: no backward had come, "
+            "and no optimizer had a parameter of the model, so nothing was stopped; if it was no trial, such as a count of "
+            "operations, look at the data",
         ),
         (
             notice(NoticeKind.ZEROS, label="weight.grad", value=0.73, growth=0.1),

@@ -48,6 +48,12 @@ NAN_TIMES = replace(
 )
 
 
+def test_data_that_all_ranks_have_are_of_no_shard() -> None:
+    said = advise(Cause.DATA, FED, None, is_everywhere=True)
+    assert said.startswith("look at input[x] of batch 0 in what all ranks read: it is not one shard")
+    assert advise(Cause.OVERFLOW, FULL, None, is_everywhere=True) == advise(Cause.OVERFLOW, FULL, None)
+
+
 OWN = replace(FULL, frames=(replace(FULL.frame, spec=replace(FULL.frame.spec, module="mine", module_class="Mine")),))
 
 

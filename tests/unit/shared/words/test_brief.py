@@ -145,6 +145,21 @@ def test_other_texts_stay_as_they_are(text: str) -> None:
     assert brief(text) == text
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "KeyError: 'x'",
+        "RuntimeError: one\ntwo",
+        "RuntimeError\n   two",
+        "RuntimeError: [gloo/pair.cc:1] closed by peer\nmore",
+    ],
+)
+def test_the_line_of_code_is_at_the_end_of_the_first_line(text: str) -> None:
+    at = "nccl/train.py:40 in step"
+    first, line_break, rest = brief(text).partition("\n")
+    assert brief(text, at) == f"{first}, at {at}{line_break}{rest}"
+
+
 @given(st.text(), st.sampled_from(["[gloo/pair.cc:1] ", "NCCL error: ", "NCCL error in: a.cpp:1, "]))
 def test_a_line_is_one_short_line(text: str, head: str) -> None:
     said = brief(f"RuntimeError: {head}{text}")

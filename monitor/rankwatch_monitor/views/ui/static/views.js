@@ -63,6 +63,7 @@ const Views = (() => {
     return h("section", { class: "panel is-bad", "aria-label": "Verdict" },
       h("h2", { style: null }, `First ${found.state}`),
       facts([
+        ["began", found.began_leads ? found.began_text : ""],
         ["culprit", `${who}, ${batch}, optimizer step ${found.optimizer_step}, frame ${found.frame}${found.frames_in_batch ? ` of ${found.frames_in_batch}` : ""}`],
         ["module", `${module(found.module)} (${found.module_class})${found.phase === "forward" ? "" : `, ${found.phase}`}`],
         ["reading", `${found.reading}: ${found.state}, ${found.dtype}${found.shape.length ? `, shape ${found.shape.join(" x ")}` : ""}`],
@@ -71,7 +72,8 @@ const Views = (() => {
         ["recurs", found.closeup_text.recurs || ""],
         ["precision", found.closeup_text.precision || ""],
         ["close-up", found.closeup_text["close-up"] || ""],
-        ["began", found.began_text || ""],
+        ["handed", found.handed || ""],
+        ["began", found.began_leads ? "" : found.began_text || ""],
         ["certainty", `${found.certainty}${found.certainty === "complete" ? "" : `: ${found.reason}`}`],
         ["also", others.length ? `ranks ${spans(others)} went bad too` : ""],
         ["try", found.try || ""],
