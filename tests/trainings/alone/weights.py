@@ -80,6 +80,22 @@ def a_weight_that_is_called_with_functional() -> Training:
     return trained(model, loss_of)
 
 
+@hostile(
+    "1", "weight", "inf", batch=11, says="the training computed it", never="no optimizer that was seen to step holds it"
+)
+def a_fast_weight_of_an_inner_loop() -> Training:
+    """The inner loop of one task diverges, and its weights are used in the second forward of the step."""
+    model = chain(nn.Linear(4, 4), nn.Linear(4, 4))
+
+    def loss_of(number: int) -> Any:
+        fast = dict(model.named_parameters())
+        gradient = torch.autograd.grad(model(torch.randn(4, 4)).square().sum(), fast["1.weight"], create_graph=True)[0]
+        fast["1.weight"] = fast["1.weight"] - (1e30 if number == BAD else 0.1) * gradient * (gradient.abs() + 1) * 1e10
+        return torch.func.functional_call(model, fast, (torch.randn(4, 4),)).square().mean()
+
+    return trained(model, loss_of, lr=0.0)
+
+
 @hostile("decoder.2", "weight")
 def a_weight_of_decode() -> Training:
     """The root is never called."""

@@ -49,6 +49,8 @@ class Updates:
         """What made a parameter bad that was seen finite in a batch, and what is known of it. ``before``: its dtypes so far."""
         if others := before - {dtype_name(value.dtype)}:
             return Change.CONVERSION, (UpdateFact("dtype", min(others), dtype_name(value.dtype)),)
+        if value.grad_fn is not None and not is_sharded:
+            return Change.HANDED, ()
         if finite_in < 0:
             return Change.UNKNOWN, ()
         owner = next(((one, *at) for one in self._last if (at := _place_of(value, one)) is not None), None)
