@@ -371,9 +371,18 @@ def normed(norm: Callable[[nn.Module], nn.Module], name: str, value: float) -> T
     return poisoned(chain(norm(nn.Linear(4, 8)), nn.Linear(8, 4)), f"0.{name}", 2, 0, value=value)
 
 
+def without_direction() -> Training:
+    """A row of the direction is pruned."""
+    model = chain(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.Tanh(), nn.Linear(4, 4))
+    return spoiled(model, lambda: model[0].parametrizations.weight.original1[1].data.zero_())
+
+
 PARAMETRIZED = ("0", "0.parametrizations.weight", "0.parametrizations.weight.0")
 hostile(PARAMETRIZED, "weight", ("inf", "nan")).each(
     under_weight_norm=lambda: normed(nn.utils.parametrizations.weight_norm, "parametrizations.weight.original0", INF),
+)
+hostile(PARAMETRIZED, "invalid", says="a row of v is 0").each(
+    a_row_that_is_pruned_under_weight_norm=lambda: without_direction(),
 )
 hostile(PARAMETRIZED, "weight").each(
     under_spectral_norm=lambda: normed(nn.utils.parametrizations.spectral_norm, "parametrizations.weight.original", NAN),
