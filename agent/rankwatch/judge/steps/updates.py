@@ -95,7 +95,8 @@ def _facts(optimizer: Optimizer, group: dict[str, Any], parameter: Tensor, rate:
             if is_zero.get(name) and name in _BELOW and not float(torch.tensor(eps, dtype=one.dtype)):
                 yield UpdateFact("eps", f"{eps:g}", dtype_name(one.dtype), name)
     gradient = parameter.grad
-    if gradient is not None and gradient.shape == bad.shape and bool((gradient[bad] == 0).any()):
+    is_nan = torch.isnan(parameter.detach())  # 0 / 0 is never inf
+    if gradient is not None and gradient.shape == bad.shape and bool((gradient[is_nan] == 0).any()):
         yield UpdateFact("gradient")
     if isinstance(rate, float) and rate >= 1:
         yield UpdateFact("rate", f"{rate:g}")
