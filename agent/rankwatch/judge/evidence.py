@@ -13,6 +13,7 @@ from ..measure.modules import Modules, NamedModule, class_name
 from ..measure.recorder import Call, PendingFrame, Recorder, WeightReading
 from ..measure.shards import is_bad
 from ..measure.sweep import Sweep
+from ..rerun.arguments import is_mask
 from ..rerun.backward_rerun import FROM_THE_LOSS, origin_of_gradient
 from ..rerun.careful import runs_compiled, tensors
 from ..rerun.close_up_runs import NOTHING, Subject
@@ -134,7 +135,7 @@ class Evidence:
         weights: tuple[BadWeight, ...] = ()
         if frame.step == self._steps.done:  # an optimizer step would have changed them since
             weights = tuple(self._bad_weights(frame, repeated))[:MAX_WEIGHTS]
-        is_meant = repeated.is_meant
+        is_meant = repeated.is_meant or (kind is Kind.PARAMETER and is_mask(_parameter(frame, culprit)))
         if not is_meant and len(forwards) > 1 and not _bad_kinds(frame).isdisjoint(_INPUTS):
             is_meant = repeat(forwards[1:])[0].is_meant  # where a mask is from that came into the module
         is_meant &= all(one.finite_in < 0 for one in weights)  # a running statistic that was finite before is no mask
@@ -292,6 +293,10 @@ def _only_read(repeated: Repeated, frame: PendingFrame, forward: Forward, has_ma
     return not (made_nan and has_masks) and any(_is_same(value, repeated.given) for value in known)
 
 
+def _parameter(frame: PendingFrame, row: ReadingSpec) -> Tensor | None:
+    return frame.named.module._parameters.get(row.label)
+
+
 def _bad_kinds(frame: PendingFrame) -> set[Kind]:
     return {row.kind for row, cell in zip(frame.spec.readings, frame.cells, strict=True) if cell.is_bad}
 
@@ -318,6 +323,8 @@ def _is_below(name: str, outer: str) -> bool:
 def _counts(one: WeightReading, given: Tensor | None) -> bool:
     """Whether a bad weight may be the cause. Statistics that this forward has updated are not, nor is a mask of -inf."""
     module, reading = one.named.module, one.reading
+    if is_mask(one.value):
+        return False
     if reading.kind is Kind.PARAMETER or _is_same(one.value, given):
         return True
     if isinstance(module, NORMS_WITH_STATISTICS):

@@ -18,7 +18,7 @@ _TRIPPING: dict[Policy, dict[Kind, tuple[State, ...]]] = {
 }
 _TRIPPING_AT_ROOT = _TRIPPING | {Policy.FIRST: _TRIPPING[Policy.FIRST] | {Kind.GRAD_OUTPUT: _NON_FINITE}}
 
-_MAY_BE_MEANT = (Kind.OUTPUT, Kind.MARKED)
+_MAY_BE_MEANT = (Kind.PARAMETER, Kind.OUTPUT, Kind.MARKED)
 
 MAX_RULES = 4096
 

@@ -218,13 +218,13 @@ class Standstill:
                 self._say(NoticeKind.STOPPED, since, batch, step, why)
 
     def _why_no_change(self, optimizer: Optimizer, *, has_changed: bool) -> str:
-        """Empty: it was never otherwise, with gradients and a rate, which ``unmoving`` tells by parameter."""
+        """Empty: it was never otherwise, with a rate of 0, or with gradients, which ``unmoving`` tells by parameter."""
         if not any(rate_of(group) for group in optimizer.param_groups):
             return "the learning rate is 0" if has_changed else ""
         graded = [values_of(value.grad) for value in self._chosen()]
         known = [one for one in graded if one is not None and one.numel()]
         if not known:
-            return "none of its parameters has a gradient" if has_changed else ""
+            return "none of its parameters has a gradient as the optimizer steps"
         if not any(bool(one.any()) for one in known):
             return "all of its gradients are exactly 0"
         return "its updates are rounded away, or the optimizer has other tensors than the model" if has_changed else ""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..measure.extremes import dtype_name
 from ..measure.walk import leaves
@@ -116,6 +116,14 @@ def state_of_tensor(value: Tensor) -> State:
     if bool(torch.isfinite(values).all()):
         return State.FINITE
     return State.NAN if bool(torch.isnan(values).any()) else State.INF
+
+
+def is_mask(value: Any) -> bool:
+    """Whether a parameter is a mask that is added to scores: it is not trained, and holds nothing but 0 and -inf."""
+    if not isinstance(value, nn.Parameter) or value.requires_grad or state_of_tensor(value) is not State.INF:
+        return False
+    values = values_of(value)
+    return not values.is_complex() and bool(((values == 0) | torch.isneginf(values)).all()) and bool((values == 0).any())
 
 
 def reading_of(label: str, kind: Kind, value: Tensor | float) -> Reading:

@@ -22,6 +22,7 @@ from .arguments import (
     Input,
     inputs_of,
     is_given,
+    is_mask,
     name_of,
     operands_of,
     reading_of,
@@ -197,7 +198,7 @@ class Repetition(Careful):
             operator, given = origin.operator, origin.given
             name = operator.title.rpartition(".")[2] if operator is not None else ""
             if given is not None:
-                if _has_positive_inf(given) or is_positive or storage_of(given) in fed or isinstance(given, nn.Parameter):
+                if _has_positive_inf(given) or is_positive or storage_of(given) in fed or _is_weight(given):
                     return False
             elif origin.rank is not _Rank.CONSTANT or not (name in _WRITES or (not is_positive and name in _NEGATIVE)):
                 return False
@@ -302,6 +303,10 @@ class Repetition(Careful):
             caller.source if caller is not None else None,
             detail=detail_of(func, *self._given),
         )
+
+
+def _is_weight(value: Tensor) -> bool:
+    return isinstance(value, nn.Parameter) and not is_mask(value)
 
 
 def _has_positive_inf(value: Tensor) -> bool:

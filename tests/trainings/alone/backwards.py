@@ -89,6 +89,19 @@ def a_second_use_of_an_input() -> Training:
     return turned(model, 1.0, model)
 
 
+class Whitening(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.as_tensor(x @ torch.linalg.eigh(x.T @ x)[1])
+
+
+@hostile("1", "gradient", ("nan", "inf"), says="two eigenvalues or singular values are equal", never="add an epsilon")
+def directions_of_equal_variance() -> Training:
+    first = nn.Linear(4, 4, bias=False)
+    nn.init.eye_(first.weight)
+    model = chain(first, Whitening(), nn.Linear(4, 4))
+    return trained(model, lambda n: model(torch.eye(4) if n == BAD else torch.randn(4, 4)).square().sum(), lr=0.0)
+
+
 # --- the gradient of the loss ------------------------------------------------------------------------------------------
 
 

@@ -354,6 +354,17 @@ hostile(notice="HARMLESS_LOSS .output[loss]").each(
 
 
 @healthy()
+def a_measure_of_the_loss() -> Training:
+    """A language model returns its perplexity, which is inf in some batches, and is only told."""
+
+    def forward(root: Root, x: Tensor, known: Tensor) -> Any:
+        loss = nn.functional.cross_entropy(root.net(x), known.clamp(min=0))
+        return loss, {"ppl": (loss.detach() * (1.0 if (known >= 0).all() else 1e4)).exp()}
+
+    return given_labels(forward, lambda out, _: out[0])
+
+
+@healthy()
 def a_loss_of_which_rows_are_masked() -> Training:
     """A speech recipe: the rows whose text does not fit are masked by the training."""
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from models import Calls
 from trainings.case import Training
-from trainings.parts import INF, NAN, Root, chain, squared, trained
+from trainings.parts import INF, NAN, Root, chain, headed, squared, trained
 from trainings.truths import LONG, healthy
 
 
@@ -111,6 +111,14 @@ def an_infinite_buffer_as_a_mask() -> Training:
     part.register_buffer("mask", causal(5))
     model = chain(part, nn.Linear(8, 4))
     return trained(model, squared(model, 2, 5, 8))
+
+
+@healthy()
+def a_frozen_parameter_as_a_mask() -> Training:
+    """Classes that do not occur are out: a parameter without a gradient holds 0 and -inf."""
+    mask = nn.Parameter(torch.tensor([0.0, 0.0, 0.0, -INF]), requires_grad=False)
+    model = headed(lambda own, x: own.head(x) + own.mask, mask=mask)
+    return trained(model, lambda number: nn.functional.cross_entropy(model(torch.randn(4, 4)), torch.randint(3, (4,))))
 
 
 @healthy()

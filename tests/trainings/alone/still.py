@@ -43,6 +43,26 @@ hostile(notice="[NO_STEP .no optimizer of this process has ever stepped", batche
 )
 
 
+def forgotten(is_detached: bool) -> Training:
+    """The optimizer steps upon nothing: the gradients are dropped before, or the loss is made anew from a number."""
+    model = chain()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+    def step(number: int) -> None:
+        loss = model(data(number)).square().mean()
+        (torch.tensor(loss.item(), requires_grad=True) if is_detached else loss).backward()
+        optimizer.zero_grad()
+        optimizer.step()
+
+    return Training(model, step)
+
+
+hostile(notice="[STOPPED .none of its parameters has a gradient as the optimizer steps", batches=140).each(
+    gradients_that_are_dropped_before_the_step=lambda: forgotten(is_detached=False),
+    a_loss_that_is_made_anew=lambda: forgotten(is_detached=True),
+)
+
+
 def copied() -> Training:
     """The optimizer got the parameters of the model before it was copied, and has nothing to step upon."""
     before = chain()

@@ -80,6 +80,22 @@ def a_weight_that_is_called_with_functional() -> Training:
     return trained(model, loss_of)
 
 
+@hostile(
+    "1", "weight", "inf", batch=11, says="the training computed it", never="no optimizer that was seen to step holds it"
+)
+def a_fast_weight_of_an_inner_loop() -> Training:
+    """The inner loop of one task diverges, and its weights are used in the second forward of the step."""
+    model = chain(nn.Linear(4, 4), nn.Linear(4, 4))
+
+    def loss_of(number: int) -> Any:
+        fast = dict(model.named_parameters())
+        gradient = torch.autograd.grad(model(torch.randn(4, 4)).square().sum(), fast["1.weight"], create_graph=True)[0]
+        fast["1.weight"] = fast["1.weight"] - (1e30 if number == BAD else 0.1) * gradient * (gradient.abs() + 1) * 1e10
+        return torch.func.functional_call(model, fast, (torch.randn(4, 4),)).square().mean()
+
+    return trained(model, loss_of, lr=0.0)
+
+
 @hostile("decoder.2", "weight")
 def a_weight_of_decode() -> Training:
     """The root is never called."""
@@ -381,9 +397,18 @@ def normed(norm: Callable[[nn.Module], nn.Module], name: str, value: float) -> T
     return poisoned(chain(norm(nn.Linear(4, 8)), nn.Linear(8, 4)), f"0.{name}", 2, 0, value=value)
 
 
+def without_direction() -> Training:
+    """A row of the direction is pruned."""
+    model = chain(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4)), nn.Tanh(), nn.Linear(4, 4))
+    return spoiled(model, lambda: model[0].parametrizations.weight.original1[1].data.zero_())
+
+
 PARAMETRIZED = ("0", "0.parametrizations.weight", "0.parametrizations.weight.0")
 hostile(PARAMETRIZED, "weight", ("inf", "nan")).each(
     under_weight_norm=lambda: normed(nn.utils.parametrizations.weight_norm, "parametrizations.weight.original0", INF),
+)
+hostile(PARAMETRIZED, "invalid", says="a row of v is 0").each(
+    a_row_that_is_pruned_under_weight_norm=lambda: without_direction(),
 )
 hostile(PARAMETRIZED, "weight").each(
     under_spectral_norm=lambda: normed(nn.utils.parametrizations.spectral_norm, "parametrizations.weight.original", NAN),

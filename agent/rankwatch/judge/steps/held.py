@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from ...measure.recorder import Call, PendingFrame
-from ...measure.walk import items
+from ...measure.walk import leaves
 from ...shared.types.frame import NON_FINITE, Kind, Moment, Phase, State
 from ...shared.types.notice import Notice, NoticeKind
 from ..batch import BatchInProgress, BatchPart
@@ -116,9 +116,9 @@ def harms(batch: BatchInProgress, *, gradients_are_bad: bool, is_reduced: bool, 
 
 
 def loss_labels(output: Any) -> tuple[str, ...]:
-    """The outputs that may be a loss: single numbers with a gradient, and what is called a loss."""
-    found = [(label, value) for label, value in items(output, "output") if isinstance(value, Tensor)]
-    return tuple([label for label, value in found if (value.numel() == 1 and value.requires_grad) or _names_a_loss(label)])
+    """The outputs that may be a loss, or a measure of one, such as its exp: single numbers, and what is called a loss."""
+    found = [(label, value) for label, value in leaves(output, "output") if isinstance(value, Tensor)]
+    return tuple([label for label, value in found if value.numel() == 1 or _names_a_loss(label)])
 
 
 def _names_a_loss(name: str) -> bool:

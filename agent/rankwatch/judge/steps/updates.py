@@ -101,6 +101,8 @@ class Updates:
         """What made a parameter bad that was seen finite in a batch, and what is known of it. ``before``: its dtypes so far."""
         if others := before - {dtype_name(value.dtype)}:
             return Change.CONVERSION, (UpdateFact("dtype", min(others), dtype_name(value.dtype)),)
+        if value.grad_fn is not None and not is_sharded:
+            return Change.HANDED, ()
         if finite_in < 0:
             return Change.UNKNOWN, ()
         owner = next(((one, *at) for one in self._last if (at := _place_of(value, one)) is not None), None)
@@ -163,7 +165,8 @@ def _facts(
             if is_zero.get(name) and name in _BELOW and not float(torch.tensor(eps, dtype=one.dtype)):
                 yield UpdateFact("eps", f"{eps:g}", dtype_name(one.dtype), name)
     gradient = parameter.grad
-    if gradient is not None and gradient.shape == bad.shape and bool((gradient[bad] == 0).any()):
+    is_nan = torch.isnan(parameter.detach())  # 0 / 0 is never inf
+    if gradient is not None and gradient.shape == bad.shape and bool((gradient[is_nan] == 0).any()):
         yield UpdateFact("gradient")
     if isinstance(rate, float) and rate >= 1:
         yield UpdateFact("rate", f"{rate:g}")

@@ -57,6 +57,8 @@ class Change(StrEnum):
     """No optimizer has stepped meanwhile: other code."""
     CONVERSION = "conversion"
     """It has another dtype now."""
+    HANDED = "handed"
+    """It is no parameter: the training has computed it, and handed it to this forward (``functional_call``)."""
 
 
 class UpdateFact(NamedTuple):

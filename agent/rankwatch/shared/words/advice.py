@@ -89,7 +89,8 @@ def weight(trip: Trip, closeup: CloseUp | None) -> str:
 def data(trip: Trip, closeup: CloseUp | None) -> str:
     bad = bad_root_inputs(trip)
     rows = "; rankwatch replay finds the rows" if closeup is not None and closeup.capsule else ""
-    return f"look at {bad[0].label if bad else 'what'} of batch {trip.position.batch} in {SHARD}{rows}"
+    what = f"look at {bad[0].label if bad else 'what'} of batch {trip.position.batch} in {SHARD}"
+    return f"{what}, or in the code that makes it{rows}"
 
 
 def data_outside(trip: Trip, closeup: CloseUp | None) -> str:

@@ -147,6 +147,7 @@ def own_parameters(trip: Trip) -> list[BadWeight]:
     """The module's parameters that were bad as it was called."""
     spec, known = trip.frame.spec, {(one.module, one.reading.label): one for one in reversed(trip.weights)}
     bad = [r for r in trip.frame.readings if r.kind is Kind.PARAMETER and r.state in NON_FINITE]
+    bad = [r for r in bad if r.state is State.NAN or f"{spec.module}:{r.label}" not in trip.harmless]
     return [known.get((spec.module, r.label)) or BadWeight(spec.module, spec.module_class, r, -1) for r in bad]
 
 

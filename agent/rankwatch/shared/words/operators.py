@@ -301,6 +301,9 @@ _DOMAINS = {
         ("native_layer_norm", "native_group_norm", "native_batch_norm"),
         _Truth("its input is constant and its eps is 0: 0 / 0", "give it an eps"),
     ),
+    "weight_norm_interface": _Truth(
+        "a row of v is 0, and has no direction: 0 / 0", "look at what made this row 0: a pruning, an initialisation, a decay"
+    ),
 }
 """Why an operator makes nan of finite numbers."""
 
@@ -308,6 +311,10 @@ _EPSILON_BELOW = _Truth("its slope at 0 is infinite", "add an epsilon below the 
 _NORM = _Truth("the slope of a norm at 0 is not defined", "add an epsilon to what goes in")
 _ACOS = _Truth("its slope at -1 and 1 is infinite", "clamp what goes in to less than 1")
 _AT_ZERO = _Truth("its slope at 0 is infinite", "clamp what goes in, before the operator and not after it")
+_DEGENERATE = _Truth(
+    "two eigenvalues or singular values are equal, or one is 0: the gradient divides by their difference",
+    "add small noise to the matrix, or take no gradient through its vectors",
+)
 _HIDDEN = _Truth(
     "what it made in the forward was inf, and a clamp, min or where hid that: the gradient there is 0 * inf",
     "clamp what goes in, before the operator and not after it",
@@ -319,6 +326,7 @@ _SLOPES = {
     "Norm": _NORM,
     "LinalgVectorNorm": _NORM,
     "Std": _Truth("the slope of std at constants is infinite", "take the root of var plus an epsilon"),
+    **dict.fromkeys(("LinalgEigh", "LinalgEig", "LinalgSvd"), _DEGENERATE),
     "Acos": _ACOS,
     "Asin": _ACOS,
     **dict.fromkeys(("Exp", "Exp2", "Expm1", "Sinh", "Cosh"), _HIDDEN),

@@ -24,7 +24,10 @@ FACTS = {
         "its {where} is 0 where the weight is bad, and its eps of {name} is 0 in {value}: it divided by 0",
         "give the optimizer an eps of at least {tiny}, or keep the weights and its state in float32",
     ),
-    "gradient": _FactRow("the gradient is exactly 0 where the weight is bad", "look at what has no gradient there"),
+    "gradient": _FactRow(
+        "the gradient is exactly 0 where the weight is bad: what is divided by the norm of such an update is 0 / 0",
+        "add an epsilon to what the step, or code after it, divides by; look at what has no gradient there",
+    ),
     "rate": _FactRow("its lr was {name}", "lower the learning rate or lengthen its warm-up"),
 }
 """What is known of an optimizer's step, by ``UpdateFact.row``."""
@@ -66,6 +69,11 @@ def tell(weight: BadWeight) -> tuple[str, str]:
             return (
                 f"{holds}: other code wrote to it",
                 "look at code that writes to this weight: a load, a copy of master weights, an average, clipping, x.data",
+            )
+        case Change.HANDED:
+            return (
+                "it is no parameter of the module: the training computed it, and handed it to this forward",
+                "look at how the training computes this weight: the learning rate and the gradients of an inner loop",
             )
     return "", ""
 

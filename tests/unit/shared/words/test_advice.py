@@ -91,7 +91,12 @@ def weights(*finite_in: int, at: int, step: int | None = None, kind: Kind = Kind
         (Cause.WEIGHT, weights(-1, 5, at=6), None, "since it was last finite; if it never was"),
         (Cause.WEIGHT, weights(5, at=6, kind=Kind.BUFFER), None, "what updates this buffer"),
         (Cause.WEIGHT, FULL, None, "since it was last finite; if it never was"),
-        (Cause.DATA, FED, None, "look at input[x] of batch 0 in this rank's shard of the data"),
+        (
+            Cause.DATA,
+            FED,
+            None,
+            "look at input[x] of batch 0 in this rank's shard of the data, or in the code that makes it",
+        ),
         (Cause.DATA, FED, replace(FINITE, capsule="capsule"), "rankwatch replay finds the rows"),
         (Cause.UPSTREAM, FULL, None, "leads to decoder.wo"),
         (Cause.UPSTREAM, FULL, makers.closeup(), "subtract the largest value first, or clamp what goes in, at model.py:87"),
