@@ -58,7 +58,7 @@ def drill(script: Script, home: Home, work: Path, *, watched: bool, fault: bool,
     """The script is copied to ``work``: beside the others, a script named after its framework would be imported as that."""
     work.mkdir(parents=True)
     shutil.copy(script.path, work / "train.py")
-    command, runs = home.command(script.launch, work / "train.py"), work / "runs"
+    command, runs = [*script.launch, str(work / "train.py")], work / "runs"
     if watched:
         command = [
             str(home.python),
@@ -73,7 +73,7 @@ def drill(script: Script, home: Home, work: Path, *, watched: bool, fault: bool,
         ]
     environment = home.environment(**({"FAULT": "1"} if fault else {}))
     began = time.monotonic()
-    with (work / "out").open("w") as out, (work / "err").open("w") as err:
+    with (work / "stdout").open("w") as out, (work / "stderr").open("w") as err:
         process = subprocess.Popen(command, cwd=work, env=environment, stdout=out, stderr=err)
         try:
             code = process.wait(limit)
@@ -82,8 +82,8 @@ def drill(script: Script, home: Home, work: Path, *, watched: bool, fault: bool,
             process.wait()
             code = -9
     seconds = time.monotonic() - began
-    last_line = (work / "out").read_text().strip().rpartition("\n")[2]
-    return Drill(code, last_line, (work / "err").read_text()[-3000:], seconds, tuple(look(runs)))
+    last_line = (work / "stdout").read_text().strip().rpartition("\n")[2]
+    return Drill(code, last_line, (work / "stderr").read_text()[-3000:], seconds, tuple(look(runs)))
 
 
 def look(runs: Path) -> list[Watched]:

@@ -29,6 +29,8 @@ class Home:
             self._site().joinpath("ours.pth").write_text(
                 "".join(f"import site; site.addsitedir({path!r})\n" for path in ours)
             )
+            for program in importlib.metadata.entry_points(group="console_scripts"):
+                self._write_program(program.name, program.module, program.attr)
         if not done.exists() or done.read_text() != wanted:
             kept = [f"{name}=={importlib.metadata.version(name).partition('+')[0]}" for name in KEPT]
             constraints = self.folder / "constraints.txt"
@@ -40,14 +42,16 @@ class Home:
     def _site(self) -> Path:
         return next(self.folder.glob("lib/python*/site-packages"))
 
+    def _write_program(self, name: str, module: str, function: str) -> None:
+        """``torchrun`` of the environment that has torch would start its own interpreter, which has no framework."""
+        path = self.python.parent / name
+        if not path.exists():
+            path.write_text(f"#!{self.python}\nimport sys\nfrom {module} import {function}\nsys.exit({function}())\n")
+            path.chmod(0o755)
+
     def version(self, package: str) -> str:
         ask = f"import importlib.metadata as m; print(m.version({package!r}))"
         return subprocess.run([self.python, "-c", ask], capture_output=True, text=True, check=True).stdout.strip()
-
-    def command(self, launch: tuple[str, ...], path: Path) -> list[str]:
-        """``torchrun`` is started as a module: the program of that name belongs to the environment that has torch."""
-        run = [str(self.python), "-m", "torch.distributed.run", "--standalone"]
-        return [*run, *launch[1:], str(path)] if launch[0] == "torchrun" else [*launch, str(path)]
 
     def environment(self, **more: str) -> dict[str, str]:
         """As a user has it: nothing of ours is on ``PYTHONPATH``. One thread: sums are added in one order."""

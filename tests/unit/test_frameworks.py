@@ -10,7 +10,7 @@ import pytest
 from frameworks.script import SCRIPTS, Said, all_scripts, read
 from jobs import ROOT
 
-MOST_LINES = 70
+MOST_LINES = 80
 PAGE = (ROOT / "docs" / "pages" / "frameworks.md").read_text()
 
 
