@@ -374,7 +374,7 @@ class Life:
         return [*closing, Begin(self.position.batch)]
 
     def _next_batch(self, steps: Steps) -> tuple[list[Effect], BatchInProgress]:
-        candidate, closing = self._candidate, list[Effect]()
+        candidate, closing, began = self._candidate, list[Effect](), BatchOrigin.TRAINING
         if candidate is None or candidate.state is not BatchState.RESERVED:
             closing = self._close_direct()
             batch = self._numbered(BatchOrigin.TRAINING, steps)
@@ -382,9 +382,10 @@ class Life:
             if candidate.origin is not BatchOrigin.TRAINING_CALLS or candidate.optimizer_step != steps.number:
                 closing = self._close_direct()
             else:  # the direct calls before this forward are a part of its batch
-                self.position = max(candidate.position, self.position)
+                self.position, began = max(candidate.position, self.position), candidate.origin
             batch = self._take_over(candidate, BatchOrigin.TRAINING, steps)
         self._be_batch(batch, NO_TASK, steps)
+        self._origin = began
         self._awaits_backward = True
         return closing, batch
 

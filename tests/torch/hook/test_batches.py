@@ -209,7 +209,20 @@ def test_calls_before_the_root_belong_to_its_batch_and_do_not_count_twice() -> N
         numbers.append(notebook.batches[-1][1].batch)
         optimizer.step()
     assert numbers == [0, 1, 2]
-    assert [len(names) for names in batches_of(notebook).values()] == [5, 4, 4]  # from the second batch on, it is known
+    assert [len(names) for names in batches_of(notebook).values()] == [5, 5, 5]
+
+
+def test_calls_before_the_root_whose_outputs_it_is_fed_are_in_its_batch_in_every_micro_batch() -> None:
+    model, detector, _ = watching()
+    optimizer = sgd(model)
+    numbers = []
+    for batch in range(6):
+        hidden = model[0](ones())
+        model(ones() * hidden.mean()).sum().backward()
+        numbers.append(detector.position.batch)
+        if batch % 2:
+            optimizer.step()
+    assert numbers == [0, 1, 2, 3, 4, 5]
 
 
 def test_the_numbers_of_a_model_whose_root_is_called_are_as_before() -> None:

@@ -1,0 +1,1 @@
+"""Frameworks by their own command lines, as their users start them: ``python -m frameworks`` runs them bare and watched."""
