@@ -111,9 +111,10 @@ def fsdp2_groups(module: nn.Module) -> list[Any]:
 
 
 def shard_of(value: Any) -> Tensor:
-    """What a DTensor has on this rank; the tensor itself, if it is none."""
+    """What this rank has of a DTensor, or of a parameter that DeepSpeed's ZeRO 3 has cut; the tensor itself, if it is neither."""
     shard: Tensor = getattr(value, "_local_tensor", value)
-    return shard
+    cut = getattr(value, "ds_tensor", None)
+    return cut if isinstance(cut, Tensor) and not value.numel() else shard
 
 
 def has_rpc() -> bool:

@@ -46,6 +46,8 @@ class NoticeKind(enum.IntEnum):
     """A forward of this rank with gradients had no backward, as all before had. The collector tells it of single ranks."""
     ALONE = 13
     """torchrun has started several ranks, and this one has no way to talk to the others."""
+    SKIPPED_STEP = 14
+    """A gradient of this rank was inf or nan, and no optimizer step followed, as one had followed upon all before."""
 
 
 STANDSTILL = frozenset(
@@ -59,11 +61,11 @@ class Notice:
     """A notice about one reading of one rank. A later notice of the same (kind, module, label) replaces the earlier one.
 
     ``value`` is the abs max in batch ``batch``; for ZEROS, the share of zeros (0 to 1); for BUFFER, the last finite abs max
-    that was measured; for NEVER_CHANGED and UNTIED, the optimizer step; for HARMLESS_LOSS, NO_STEP and SKIPPED, how many there
-    were; for ALONE, the ranks; for STOPPED, the step after which no weight has changed. ``since`` is the batch of the first such
-    notice; for NEVER_CHANGED, that of the first look. ``growth`` is in doublings per batch; for ZEROS, share per batch; for JUMP
-    and GROWN, the doublings above the largest number of the batches before, or of the first looks. ``label`` says why for NO_STEP
-    and STOPPED; ``why`` for HARMLESS_LOSS: its state and what made it so.
+    that was measured; for NEVER_CHANGED and UNTIED, the optimizer step; for HARMLESS_LOSS, NO_STEP, SKIPPED and SKIPPED_STEP,
+    how many there were; for ALONE, the ranks; for STOPPED, the step after which no weight has changed. ``since`` is the batch
+    of the first such notice; for NEVER_CHANGED, that of the first look. ``growth`` is in doublings per batch; for ZEROS, share
+    per batch; for JUMP and GROWN, the doublings above the largest number of the batches before, or of the first looks. ``label``
+    says why for NO_STEP and STOPPED; ``why`` for HARMLESS_LOSS and SKIPPED_STEP: its state and what made it so.
     """
 
     kind: NoticeKind
@@ -144,6 +146,12 @@ def describe_notice(notice: Notice) -> str:
         return (
             f"a harmless loss: {where}: in batch {notice.batch} {notice.why}; all gradients of its optimizer step were finite, "
             f"and the training went on{often}"
+        )
+    if notice.kind is NoticeKind.SKIPPED_STEP:
+        often = f" ({notice.value:.0f} such steps since batch {notice.since})" if notice.value > 1 else ""
+        return (
+            f"a skipped step: {where}: in batch {notice.batch} {notice.why}, and no optimizer step followed: the weights are as "
+            f"before{often}"
         )
     if notice.kind is NoticeKind.NO_STEP:
         return f"stands still: {notice.value:.0f} backwards since batch {notice.since}, no optimizer step: {where}"
