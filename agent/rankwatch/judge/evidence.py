@@ -93,7 +93,8 @@ class Evidence:
     def learn(self, part: BatchPart) -> None:
         """A part has no trip: what was not finite in the inputs of modules with finite outputs was harmless."""
         bad = [frame for frame in part.frames if any([cell.is_bad for cell in frame.cells])]
-        made = [frame for frame in bad if Kind.OUTPUT in _bad_kinds(frame)]  # they are ignored by request
+        # They are ignored by request; a loss may still be judged, with the gradients of its step.
+        made = [frame for frame in bad if not _bad_kinds(frame).isdisjoint((Kind.OUTPUT, Kind.LOSS))]
         root = part.batch.root_inputs
         if root is not None and not made:
             self._remember("", root)

@@ -120,6 +120,16 @@ def _children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     for name, child in module._modules.items():
         if child is not None:
             yield name, unwrap(child)
+    for name, child in vars(module).items():
+        if isinstance(child, nn.Module) and _is_held_aside(module, child):
+            yield name, unwrap(child)
+
+
+def _is_held_aside(module: nn.Module, child: nn.Module) -> bool:
+    """Whether a module is a part that torch does not know as a child, as TorchRL's networks: the other has its parameters."""
+    own = {id(parameter) for parameter in module.parameters()}
+    theirs = [id(parameter) for parameter in child.parameters()]
+    return bool(theirs) and own.issuperset(theirs)
 
 
 def _wrapped(module: nn.Module) -> nn.Module | None:

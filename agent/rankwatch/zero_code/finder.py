@@ -35,7 +35,7 @@ from ..api.watch_object import Watch
 from ..errors import RankwatchError
 from ..hook.stage import calling_stage
 from ..judge.outside import OUTSIDE
-from ..measure.modules import unwrap
+from ..measure.modules import named_modules, unwrap
 from ..shared.types.config import Policy
 from ..touch.patched import remove_our_frame
 from ..touch.stack import outwards
@@ -307,7 +307,7 @@ def _are_equal(one: Tensor, other: Tensor) -> bool:
 
 def _is_part(module: nn.Module, of: nn.Module) -> bool:
     """Whether a module is a part of another one, or the same."""
-    return any(part is module for part in of.modules())
+    return any(part is module for part in of.modules()) or id(module) in named_modules(of)
 
 
 def _has_parameter_of(module: nn.Module, *optimizers: Optimizer) -> bool:

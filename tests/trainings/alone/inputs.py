@@ -119,6 +119,17 @@ hostile("net.0", "data").each(
 )
 
 
+@hostile("", "data", label="output[loss]")
+def in_what_only_the_loss_takes_in() -> Training:
+    """The root returns its loss beside what is finite, as an objective of TorchRL does; the advantages alone are bad."""
+
+    def forward(root: Root, x: Tensor, gain: Tensor) -> dict[str, Tensor]:
+        return {"loss": (root.net(x).sum(1) * gain).mean(), "size": x.abs().mean()}
+
+    model = Root(forward, net=chain())
+    return trained(model, lambda n: model(torch.randn(4, 4), put(torch.randn(4), NAN if n == BAD else 1.0, 1))["loss"])
+
+
 @hostile(("cast.0", "0", "net.0"), ("overflow", "upstream", "data"), ("inf", "nan"))
 def a_cast_of_a_finite_input() -> Training:
     """1e300 is finite in float64; the root's own code casts it to float32."""

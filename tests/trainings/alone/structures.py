@@ -310,6 +310,19 @@ def deep_within_wrappers() -> Training:
     return overflowing(lambda part: headed(lambda root, x: root.head(root.deep(x)), deep=chain(chain(chain(chain(part))))))
 
 
+@hostile("net.1", "overflow", "inf")
+def in_a_module_that_is_held_aside() -> Training:
+    """TorchRL's objectives own the parameters of their networks; the networks are attributes that torch does not know of."""
+
+    def model_of(part: nn.Module) -> Root:
+        net = middle(part)
+        model = Root(lambda root, x: root.net(x), weights=nn.ParameterList(net.parameters()))
+        vars(model)["net"] = net
+        return model
+
+    return overflowing(model_of)
+
+
 @hostile("1", "invalid")
 def in_another_thread() -> Training:
     """The forward runs in a thread of the user's, as in torch.nn.DataParallel or a prefetcher."""
