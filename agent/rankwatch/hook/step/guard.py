@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -39,7 +38,7 @@ from ...shared.types.frame import SUMMED, Kind, Phase, ReadingSpec
 from ...shared.types.notice import Notice
 from ...shared.types.trip import MAX_RERUN
 from ...shared.types.tuning import Check
-from ...touch.torch_private import active_ddp, comm_hooks_of, without_modes
+from ...touch.torch_private import active_ddp, comm_hooks_of, is_reducing, without_modes
 from .. import backward
 from ..batches import Batches
 from ..fails_open import FailsOpen
@@ -165,7 +164,7 @@ class Guard:
             self._kept.pop(0).run = None
             self._dropped += 1
         ddp = active_ddp()
-        if ddp is not None and torch.distributed.get_world_size() > 1:
+        if ddp is not None and is_reducing(ddp):
             self._reduced_by = next((_name(hook) for hook, _ in comm_hooks_of(ddp)), ALL_REDUCE)
 
     def _mark(self, returned: OutputsCame) -> None:
