@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -14,8 +16,9 @@ from notebook import unwatch, watched
 @pytest.mark.parametrize("is_hooked", [False, True])
 def test_a_group_of_its_own(is_hooked: bool) -> None:
     assert not dist.is_initialized()
-    group = dist.ProcessGroup(0, 1)
-    gloo = dist.ProcessGroupGloo(dist.HashStore(), 0, 1)
+    made: Any = dist
+    group = made.ProcessGroup(0, 1)
+    gloo = made.ProcessGroupGloo(made.HashStore(), 0, 1)
     group._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
     group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
