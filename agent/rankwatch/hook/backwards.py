@@ -90,7 +90,7 @@ class Backwards:
         if is_capturing():
             return
         self._life.phase = "idle"
-        self._steps.count(optimizer)
+        self._steps.count(optimizer, self._life.position.batch)
         self._life.steps_done = self._steps.number
         if not self._doors.is_off:
             is_ours = self._steps.of(optimizer) > 0

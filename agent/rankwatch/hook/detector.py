@@ -25,6 +25,7 @@ from ..measure.modules import unwrap
 from ..measure.recorder import Recorder
 from ..measure.sweep import Sweep
 from ..measure.tape import Tape
+from ..replicas.copies import Copies
 from ..replicas.fingerprints import FingerprintTaker
 from ..replicas.standstill import Standstill
 from ..rerun.careful import passed_again
@@ -106,7 +107,9 @@ class Detector:
         gradients = self._gradients = Gradients(
             config.gradients, batches, recorder, doors, model=hooks, collectives=collectives, losses=losses
         )
-        guard = self._guard = Guard(config, batches, settler, recorder, scales, steps, hooks, collectives, doors)
+        guard = self._guard = Guard(
+            config, batches, settler, recorder, scales, steps, hooks, collectives, doors, reporter.on_notice
+        )
         fingerprints = self._fingerprints = FingerprintTaker(
             model,
             0 if count_all else config.fingerprints,
@@ -116,7 +119,9 @@ class Detector:
             modules=hooks,
             reporter=reporter,
         )
-        standstill = Standstill(hooks, steps, reporter.on_notice, is_on=bool(config.fingerprints) and not count_all)
+        looks_at_weights = bool(config.fingerprints) and not count_all
+        standstill = Standstill(hooks, steps, reporter.on_notice, is_on=looks_at_weights)
+        copies = Copies(hooks, steps, is_on=looks_at_weights)
         forwards = self._forwards = Forwards(
             count_all, doors, feed, running, batches, settler, recorder, sweep, steps, hooks, gradients, losses
         )
@@ -125,8 +130,8 @@ class Detector:
         hooks.put_on(forwards, backwards)
         compiled = CompiledEntry(model, forwards)
         feed.subscribe(
-            gradients, guard, batches, settler, hooks, losses, scales, fingerprints, standstill, limit, forwards, compiled,
-            outside,
+            copies, gradients, guard, batches, settler, hooks, losses, scales, fingerprints, standstill, limit, forwards,
+            compiled, outside,
         )  # fmt: skip
         self._removed = hooks, compiled, gradients, scales, BackwardWatch(backwards), guard, fingerprints, collectives
         self._look_back = doors.guarded(guard.look_back)

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import torch.distributed as dist
-
 from ..measure.collectives import Collectives
 from ..measure.extremes import dtype_name
 from ..measure.modules import Modules, NamedModule
 from ..measure.recorder import Recorder
 from ..measure.weights import mark_shard
 from ..shared.types.frame import REDUCED, Kind, ReadingSpec
-from ..touch.torch_private import active_ddp
+from ..touch.torch_private import active_ddp, is_reducing
 from .backward import EmitFor, ParameterGradients
 
 
@@ -47,7 +45,7 @@ class ReducedGradients:
 
     def forward_begins(self) -> None:
         ddp = active_ddp()
-        self._is_reduced_by_ddp = ddp is not None and ddp.require_backward_grad_sync and dist.get_world_size() > 1
+        self._is_reduced_by_ddp = ddp is not None and ddp.require_backward_grad_sync and is_reducing(ddp)
 
     def backward_ends(self) -> None:
         self._count = self._collectives.reductions

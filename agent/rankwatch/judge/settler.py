@@ -21,6 +21,7 @@ from ..rerun.forward import RootEntry
 from ..rerun.loss_graph import LossOrigin
 from ..shared.types.config import Config, Policy
 from ..shared.types.frame import BatchSummary, FrameTable, Kind, Moment, Phase
+from ..shared.types.notice import NoticeKind
 from ..shared.types.tuning import Check
 from ..shared.words.sentences import by_operator
 from .batch import BatchInProgress, BatchPart, Gate, PartState, Tables
@@ -367,14 +368,19 @@ class Settler:
     def held_losses(self) -> int:
         return len(self._held.all)
 
-    def decide_losses(self, *, are_bad: bool, is_reduced: bool, is_sharded: bool) -> None:
-        """The gradients of the step are known: ``are_bad``. A loss that has no part in what is bad was harmless."""
+    def decide_losses(self, *, are_bad: bool, is_reduced: bool, is_sharded: bool, is_skipped: bool = False) -> None:
+        """The gradients of the step are known: ``are_bad``. A loss that has no part in what is bad was harmless.
+
+        ``is_skipped``: the step was not taken, so that none harms.
+        """
         try:
             for held in tuple(self._held.all):
-                if harms(held.batch, gradients_are_bad=are_bad, is_reduced=is_reduced, is_sharded=is_sharded):
+                has_harmed = harms(held.batch, gradients_are_bad=are_bad, is_reduced=is_reduced, is_sharded=is_sharded)
+                if has_harmed and not is_skipped:
                     self._raise_held(held)
                 elif self._held.is_told(held):
-                    self._reporter.on_notice(self._held.notice(held, self._why(held)))
+                    kind = NoticeKind.SKIPPED_STEP if has_harmed else NoticeKind.HARMLESS_LOSS
+                    self._reporter.on_notice(self._held.notice(held, self._why(held), kind))
         finally:
             self._held.all.clear()
             self._let_go()

@@ -253,8 +253,24 @@ class Builder:
         for name, hooks in form["hooks"]:
             for one in hooks:
                 register = module.register_forward_hook if name == "_forward_hooks" else module.register_forward_pre_hook
-                register(self.build(one["hook"]), with_kwargs=one["with_kwargs"])
+                register(self._bearable(self.build(one["hook"])), with_kwargs=one["with_kwargs"])
         return module
+
+    def _bearable(self, hook: Any) -> Any:
+        """A hook of a library may need what no capsule has, such as attributes of parameters: it is then left out, and named."""
+        name = f"{getattr(hook, '__module__', '')}.{getattr(hook, '__qualname__', type(hook).__name__)}"
+        code = getattr(getattr(hook, "__func__", hook), "__code__", None)
+        if code is None or "-packages" not in code.co_filename:  # of site-packages: repro.py has no more of ours than this
+            return hook
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return hook(*args, **kwargs)
+            except AttributeError as error:
+                self._code.tell(f"left out: the hook {name}, which needs what the capsule does not have: {error}")
+                return None
+
+        return called
 
     def fill_by_name(self, module: nn.Module, form: dict[str, Any]) -> nn.Module:
         """Gives a module that the user's function made the parameters and buffers of the capsule."""

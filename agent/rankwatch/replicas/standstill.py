@@ -9,20 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from torch import Tensor
 from torch.optim import Optimizer
 
 from ..judge.batch import BatchOrigin
 from ..judge.events import BackwardEnded, BackwardReached, OtherStepDone, OutputsCame, StepDone
 from ..judge.steps.optimizer_steps import OptimizerSteps
-from ..measure.extremes import local
 from ..measure.modules import Modules, class_name
 from ..measure.shards import is_bad
 from ..shared.types.notice import Notice, NoticeKind
-from .lanes import UNKNOWN, Lanes, Pair
+from .lanes import Lanes, Pair
 from .unmoving import optimizers, rate_of, values_of
+from .weight_sums import are_same, some_of, weights_of
 
 BACKWARDS = 32
 """BackwardCount without an optimizer step before anything is said,"""
@@ -38,9 +36,6 @@ UNTRIED = 128
 
 STEPS = 32
 """Optimizer steps between two looks at the weights. Two looks in a row must find them as they were."""
-
-MOST = 64
-"""Parameters that are looked at, spread over the model."""
 
 
 @dataclass(slots=True)
@@ -169,11 +164,11 @@ class Standstill:
     def _look_for_steps(self) -> None:
         found = self._backwards
         if found.count == found.limit // 2:
-            self._before = self._weights()
+            self._before = weights_of(self._model)
         elif found.count == found.limit and self._before is not None:
-            before, now = self._before.pairs(), self._weights().pairs()
+            before, now = self._before.pairs(), weights_of(self._model).pairs()
             self._before = None
-            if not _are_same(before, now):
+            if not are_same(before, now):
                 found.allow()
             elif found.has_stepped or optimizers():
                 self._label = self._why_no_step()
@@ -202,18 +197,18 @@ class Standstill:
         looks = self._looks
         if looks and not looks[-1][2].is_ready:
             return
-        weights = self._weights()
+        weights = weights_of(self._model)
         looks.append((self._steps.done, batch, weights))
         if self._first is None:
             self._first = weights.pairs()
         if len(looks) < 3:
             return
         (step, since, first), (_, _, second) = looks[0], looks[1]
-        was, is_same = first.pairs(), _are_same(first.pairs(), second.pairs())
+        was, is_same = first.pairs(), are_same(first.pairs(), second.pairs())
         del looks[0]
-        if is_same and _are_same(was, weights.pairs()):
+        if is_same and are_same(was, weights.pairs()):
             looks.clear()
-            if (why := self._why_no_change(optimizer, has_changed=not _are_same(self._first, was))) and not self._label:
+            if (why := self._why_no_change(optimizer, has_changed=not are_same(self._first, was))) and not self._label:
                 self._label = why
                 self._say(NoticeKind.STOPPED, since, batch, step, why)
 
@@ -221,7 +216,7 @@ class Standstill:
         """Empty: it was never otherwise, with a rate of 0, or with gradients, which ``unmoving`` tells by parameter."""
         if not any(rate_of(group) for group in optimizer.param_groups):
             return "the learning rate is 0" if has_changed else ""
-        graded = [values_of(value.grad) for value in self._chosen()]
+        graded = [values_of(value.grad) for value in some_of(self._model)]
         known = [one for one in graded if one is not None and one.numel()]
         if not known:
             return "none of its parameters has a gradient as the optimizer steps"
@@ -231,30 +226,6 @@ class Standstill:
 
     # --- both ---------------------------------------------------------------------------------------------------------
 
-    def _chosen(self) -> list[Any]:
-        trained = [
-            value
-            for named in self._model.modules
-            for value in named.module._parameters.values()
-            if value is not None and value.requires_grad
-        ]
-        return trained[:: 1 + len(trained) // MOST]
-
-    def _weights(self) -> Lanes:
-        lanes = Lanes.of([_own(value) for value in self._chosen()])
-        lanes.send()
-        return lanes
-
     def _say(self, kind: NoticeKind, since: int, batch: int, value: float, why: str) -> None:
         root = class_name(self._model.root)
         self._notify(Notice(kind, "", root, "", "", since, batch, float(value), 0.0, why))
-
-
-def _own(parameter: Tensor) -> Tensor | None:
-    values = local(parameter.detach())
-    return values if values.numel() else None
-
-
-def _are_same(one: list[Pair], other: list[Pair]) -> bool:
-    """Whether these are the same weights; not if none of them could be read."""
-    return one == other and any(pair != UNKNOWN for pair in one)

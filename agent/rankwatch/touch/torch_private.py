@@ -93,6 +93,15 @@ def active_ddp() -> Any:
     return getattr(DistributedDataParallel, "_active_ddp_module", None)
 
 
+def is_reducing(ddp: Any) -> bool:
+    """Whether a DDP module reduces gradients over ranks: those of its own group, which need not be torch's default one.
+
+    Where there is no default one, ranks may come and go behind a hook of the user's, as torchft has it.
+    """
+    is_hooked = bool(comm_hooks_of(ddp)) and not torch.distributed.is_initialized()
+    return is_hooked or ddp.process_group.size() > 1
+
+
 def comm_hooks_of(ddp: Any) -> Sequence[tuple[Callable[..., Any], Any]]:
     """What the user has registered to reduce gradients in the place of DDP."""
     return getattr(ddp, "_comm_hooks", ())
@@ -111,9 +120,10 @@ def fsdp2_groups(module: nn.Module) -> list[Any]:
 
 
 def shard_of(value: Any) -> Tensor:
-    """What a DTensor has on this rank; the tensor itself, if it is none."""
+    """What this rank has of a DTensor, or of a parameter that DeepSpeed's ZeRO 3 has cut; the tensor itself, if it is neither."""
     shard: Tensor = getattr(value, "_local_tensor", value)
-    return shard
+    cut = getattr(value, "ds_tensor", None)
+    return cut if isinstance(cut, Tensor) and not value.numel() else shard
 
 
 def has_rpc() -> bool:

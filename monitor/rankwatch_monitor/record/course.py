@@ -75,8 +75,10 @@ def _loss(digests: Array, which: Callable[[list[int]], int]) -> LossAt | None:
     if not len(own):
         return None
     batch = which(own["batch"].tolist())
-    values = own["loss"][own["batch"] == batch]
-    return LossAt(int(batch), float(values.astype(np.float64).mean()), len(values))
+    own = own[own["batch"] == batch]
+    own = own[np.argsort(own["first_frame"], kind="stable")]
+    _, first = np.unique(own["rank"], return_index=True)  # of several losses in a batch, the first one
+    return LossAt(int(batch), float(own["loss"][first].astype(np.float64).mean()), len(first))
 
 
 def _nearest(record: RunRecord) -> NearestReading | None:

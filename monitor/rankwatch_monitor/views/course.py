@@ -18,7 +18,7 @@ def fields(report: Report) -> list[tuple[str, str]]:
         return []
     pace = f", {course.pace:.3g} batches a second" if course.pace is not None else ""
     found = [("took", f"{_clock(course.seconds)}{pace}")]
-    found += [("loss", _loss(course))] if course.first_loss is not None else []
+    found += [("loss", _loss(course) + _as_given(course, report.batches))] if course.first_loss is not None else []
     found += [("nearest", _nearest(course.nearest))] if course.nearest is not None else []
     found += [("grew most", _grown(course.grown))] if course.grown is not None else []
     return found
@@ -64,6 +64,12 @@ def _loss(course: Course) -> str:
     if len({one.ranks for one in losses}) > 1:
         return ", ".join(text + (_mean_of(one) or " (1 rank)") for text, one in zip(texts, losses, strict=True))
     return ", ".join(texts) + _mean_of(first)
+
+
+def _as_given(course: Course, batches: int) -> str:
+    """Where a step has several batches, what is handed to a backward is mostly divided by their number: others print another."""
+    is_divided = course.steps is not None and 0 < 2 * course.steps < batches
+    return ", as given to backward()" if is_divided else ""
 
 
 def _mean_of(loss: LossAt) -> str:

@@ -97,8 +97,9 @@ def _render_ending(report: Report, record: str, stack_lines: int | None) -> str:
         unheard = f"; never connected: {name_ranks(missing)}" if missing else ""
         faults = "".join(f"\n  but {_name(report, row.rank)} {row.farewell}" for row in report.ranks if row.farewell)
         clean = "no inf or nan was reported, but not all of it is on record" if report.gaps else "no inf or nan"
-        if any(one.notice.kind is NoticeKind.HARMLESS_LOSS for one in report.notices):
-            clean += " but in a loss, harmless"
+        kinds = {one.notice.kind for one in report.notices}
+        clean += " but in a loss, harmless" if NoticeKind.HARMLESS_LOSS in kinds else ""
+        clean += " but in a step that was skipped" if NoticeKind.SKIPPED_STEP in kinds else ""
         known = "not watched to its end" if faults else clean
         known = report.reason or known
         head = f"run {report.run} finished: {_ranks(report)}, {batches}, {known}{unheard}{faults}"

@@ -3,6 +3,6 @@
 from trainings.case import cases
 from trainings.truths import Peace, Trip
 
-from . import backwards, forwards, inputs, loops, losses, nets, outside, precisions, still, structures, weights  # noqa: F401  they fill the table
+from . import backwards, engines, forwards, inputs, loops, losses, nets, outside, precisions, still, structures, weights  # noqa: F401  they fill the table
 
 HEALTHY, HOSTILE = cases(Peace), cases(Trip)

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import makers
@@ -15,7 +16,7 @@ from rankwatch_monitor.decide.core.journal import NO_RANK, Closed, Decided, Entr
 from rankwatch_monitor.decide.core.report import Outcome, Report
 from rankwatch_monitor.decide.ending.course import Course, GrownReading, LossAt, NearestReading
 from rankwatch_monitor.record import replay
-from rankwatch_monitor.record.course import find_course
+from rankwatch_monitor.record.course import _loss, find_course
 from rankwatch_monitor.record.reader import RunRecord
 from rankwatch_monitor.record.schema import FILE
 from rankwatch_monitor.views import as_json
@@ -106,6 +107,23 @@ def test_each_loss_has_its_ranks_where_they_differ(tmp_path: Path, first: int, l
     assert told.course is not None
     told = replace(told, course=told.course._replace(first_loss=LossAt(0, 2.0, first), last_loss=LossAt(9, 1.0, last)))
     assert f"  loss       {text}\n" in as_text.render(told)
+
+
+@pytest.mark.parametrize(("steps", "is_told"), [(19, False), (12, False), (9, True), (1, True), (0, False), (None, False)])
+def test_a_loss_of_accumulated_gradients_is_said_to_be_the_one_that_backward_got(
+    tmp_path: Path, steps: int | None, is_told: bool
+) -> None:
+    told = report(written(tmp_path / "train-1"))
+    assert told.course is not None
+    course = told.course._replace(first_loss=LossAt(0, 2.0, 1), last_loss=LossAt(9, 1.0, 1), steps=steps)
+    text = as_text.render(replace(told, course=course))
+    assert f"  loss       2 in batch 0, 1 in batch 9{', as given to backward()' * is_told}\n" in text
+
+
+def test_a_rank_with_two_losses_in_a_batch_is_one_rank() -> None:
+    digests = np.zeros(4, [(name, np.float64) for name in ("rank", "batch", "first_frame", "loss")])
+    digests["rank"], digests["first_frame"], digests["loss"] = [0, 1, 0, 1], [0, 0, 4, 4], [1.0, 3.0, 500.0, 700.0]
+    assert _loss(digests, min) == LossAt(0, 2.0, 2)
 
 
 def test_a_run_that_is_running_took_the_time_to_its_last_standings(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -23,6 +22,7 @@ from ...errors import TrainingAborted
 from ...judge.batch import BatchInProgress, BatchPart
 from ...judge.events import BackwardBegins, ForwardComes, OutputsCame, ScalerStepped, ScaleSpent, UpdateBegins
 from ...judge.settler import Settler
+from ...judge.steps.cadence import Cadence
 from ...judge.steps.optimizer_steps import OptimizerSteps
 from ...measure.collectives import Collectives
 from ...measure.extremes import dtype_name
@@ -35,9 +35,10 @@ from ...rerun.careful import Careful, is_compiled
 from ...rerun.limit import Limit
 from ...shared.types.config import Config, Policy
 from ...shared.types.frame import SUMMED, Kind, Phase, ReadingSpec
+from ...shared.types.notice import Notice
 from ...shared.types.trip import MAX_RERUN
 from ...shared.types.tuning import Check
-from ...touch.torch_private import active_ddp, comm_hooks_of, without_modes
+from ...touch.torch_private import active_ddp, comm_hooks_of, is_reducing, without_modes
 from .. import backward
 from ..batches import Batches
 from ..fails_open import FailsOpen
@@ -45,6 +46,7 @@ from ..hooks import Hooks
 from .gradient_look import are_all_bad, have_come, is_bad, is_of_anomaly, norms_of, parameters_of, says_of_a_loss
 from .known_norms import KnownNorms
 from .scaler import LossScales, Scale
+from .skipped import BadGradient, PassingGradients, bad_gradient_of, notice_of
 from .step_norm import StepNorm
 
 log = logging.getLogger(__name__)
@@ -68,6 +70,7 @@ class Guard:
     Args:
         doors: catch errors of ours.
         collectives: count the reductions that were called from Python.
+        notify: is told of a step that was skipped.
     """
 
     events = (ForwardComes, OutputsCame, BackwardBegins, ScalerStepped, ScaleSpent, UpdateBegins)
@@ -83,6 +86,7 @@ class Guard:
         hooks: Hooks,
         collectives: Collectives,
         doors: FailsOpen,
+        notify: Callable[[Notice], None],
     ) -> None:
         self._guards = config.guard and config.policy is not Policy.OFF
         self._measures = config.gradients
@@ -109,11 +113,16 @@ class Guard:
         self._awaits_step = False
         """Whether a backward has begun, and neither a forward nor a step since."""
         self._norm = StepNorm()
+        self._cadence = Cadence()
+        self._passing: PassingGradients | None = None
+        self._notify = notify
         self._is_new_step = True
         """Whether the next optimizer to step is the first one since a forward."""
 
     def remove(self) -> None:
         self._guards = self._keeps = False
+        if self._passing is not None:
+            self._passing.remove()
         self._drop()
         self._known.remove()
 
@@ -137,6 +146,10 @@ class Guard:
 
     def _forward_comes(self) -> None:
         self._awaits_step = False
+        if torch.is_grad_enabled() and self._cadence.forward():
+            self._step_was_skipped()
+        if self._steps.are_of_copies and self._passing is None and self._guards:
+            self._passing = PassingGradients(self._hooks, self._batches.life, self._doors.guarded)
         held = self._settler.held_losses
         if held and (held >= MAX_RUNS or any(map(is_bad, self._gradients))):  # an engine's own step is not seen
             self.decide_losses()
@@ -151,7 +164,7 @@ class Guard:
             self._kept.pop(0).run = None
             self._dropped += 1
         ddp = active_ddp()
-        if ddp is not None and torch.distributed.get_world_size() > 1:
+        if ddp is not None and is_reducing(ddp):
             self._reduced_by = next((_name(hook) for hook, _ in comm_hooks_of(ddp)), ALL_REDUCE)
 
     def _mark(self, returned: OutputsCame) -> None:
@@ -169,6 +182,7 @@ class Guard:
         if run is not None:
             self._keep(part.batch, run, number, gradient)  # first: a bad loss may have the forward run again
         self._batches.reach(part)
+        self._cadence.backward(part.batch.position.batch)
 
     def _backward_begins(self, *, is_first: bool) -> None:
         """``is_first``: no parameter has a gradient; what was kept belongs to a step that was skipped."""
@@ -176,7 +190,8 @@ class Guard:
         self._awaits_step = True
         if is_first:
             self._known.begin()
-            self._drop()
+            if not self._steps.are_of_copies:  # an engine takes each gradient away
+                self._drop()
 
     def _keep(self, batch: BatchInProgress, run: RootRun, number: int, gradient: Tensor | None) -> None:
         if not self._keeps:
@@ -222,6 +237,8 @@ class Guard:
                 self._find_origin()
         self._steps.updates.begin(optimizer, batch.position.batch, are_finite=are_finite)
         self._awaits_step = False
+        self._cadence.step()
+        self._forget_passed()
         self._known.begin()
         if self._steps.has_several:
             self._is_over = True
@@ -236,7 +253,8 @@ class Guard:
         if self._settler.held_losses:
             are_bad = at_end or any(map(is_bad, self._gradients))
             is_reduced = self._is_reduced and not at_end
-            self._settler.decide_losses(are_bad=are_bad, is_reduced=is_reduced, is_sharded=self._is_sharded)
+            is_sharded = self._is_sharded or self._steps.are_of_copies  # an engine has the gradients
+            self._settler.decide_losses(are_bad=are_bad, is_reduced=is_reduced, is_sharded=is_sharded)
 
     def look_back(self, error: BaseException) -> TrainingAborted | None:
         """An exception ends the training. If it came upon a bad gradient, before a step could use it, that is a trip."""
@@ -262,6 +280,30 @@ class Guard:
     def _is_absorbed(self) -> bool:
         scaling = self._batches.life.of_backward.scaling or self._scales.scaling(self._scales.last())
         return scaling.absorbs
+
+    def _step_was_skipped(self) -> None:
+        """Tells of the bad loss or gradient of this rank for which the training, or its engine, has not taken the step."""
+        known = self._gradients
+        if not self._keeps or self._is_absorbed() or (any(map(_is_used, known)) and not any(map(is_bad, known))):
+            return
+        if self._settler.held_losses:
+            self._settler.decide_losses(are_bad=True, is_reduced=False, is_sharded=False, is_skipped=True)
+        found = self._passing.first_bad() if self._passing is not None else self._run_again_for_bad()
+        if found is not None and not found[0].is_searched_for and self._cadence.is_told(found[1]):
+            self._notify(notice_of(*found, self._cadence))
+        self._forget_passed()
+        self._drop()
+
+    def _forget_passed(self) -> None:
+        if self._passing is not None:
+            self._passing.forget()
+
+    def _run_again_for_bad(self) -> tuple[BadGradient, int] | None:
+        for batch in self._kept:
+            found = bad_gradient_of(batch.run, self._hooks) if batch.run is not None else None
+            if found is not None:
+                return found, batch.position.batch
+        return None
 
     # --- where the gradient came from ----------------------------------------------------------------------------------
 
@@ -421,6 +463,11 @@ def _gradients(
             rows.append(ReadingSpec(Kind.GRADIENT, mark_shard(f"{name}.grad", value) + mark, dtype_name(value.dtype)))
             gradients.append(gradient)
     return tuple(rows), gradients
+
+
+def _is_used(gradient: Tensor) -> bool:
+    """Whether a gradient is there still: not zeroed for the next step."""
+    return bool(gradient.any())
 
 
 def _name(hook: Any) -> str:

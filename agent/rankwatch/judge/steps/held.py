@@ -16,9 +16,7 @@ from ...measure.walk import leaves
 from ...shared.types.frame import NON_FINITE, Kind, Moment, Phase, State
 from ...shared.types.notice import Notice, NoticeKind
 from ..batch import BatchInProgress, BatchPart
-
-REPEATED = 100
-"""Batches. A training whose losses are bad again and again is told of it once in so many."""
+from .cadence import REPEATED
 
 _LOSSES = ("loss", "criterion")
 """What the name of a loss has, as the class of a module, or as the key of an output."""
@@ -91,14 +89,13 @@ class HeldLosses:
             self._told = batch
         return is_due
 
-    def notice(self, held: HeldLoss, why: str) -> Notice:
+    def notice(self, held: HeldLoss, why: str, kind: NoticeKind) -> Notice:
         """What is told of it. ``why``: what made the loss bad; empty: that is not known."""
         spec, states = held.frame.spec, held.frame.states
         bad = next(number for number, state in enumerate(states) if state in NON_FINITE)
         row = spec.readings[bad]
         why = f"{State(states[bad]).word}{f', as {why}' if why else ''}"
         name, batch, count = row.label, held.frame.position.batch, float(self._count)
-        kind = NoticeKind.HARMLESS_LOSS
         return Notice(kind, spec.module, spec.module_class, name, row.dtype, self._first, batch, count, 0.0, why)
 
 

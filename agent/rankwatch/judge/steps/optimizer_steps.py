@@ -31,6 +31,8 @@ class OptimizerSteps:
         self._steps: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         self._foreign: WeakKeyDictionary[Optimizer, tuple[list[int], int]] = WeakKeyDictionary()
         """Optimizers of other models, with the sizes of their groups, and how often they were asked for since the last look."""
+        self._of_copies: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
+        """Those that have copies of the parameters, with the batch of the last step that was counted."""
         self._users: dict[int, int] = {}
         """The optimizer that was the last to begin with a parameter, both by ``id``."""
 
@@ -83,9 +85,24 @@ class OptimizerSteps:
         """The steps that this optimizer has done."""
         return self._steps.get(optimizer, 0)
 
-    def count(self, optimizer: Optimizer) -> None:
+    @property
+    def are_of_copies(self) -> bool:
+        """Whether an optimizer has copies of the parameters, and an engine writes them back."""
+        return bool(self._of_copies)
+
+    def adopt(self, optimizer: Optimizer, batch: int) -> None:
+        """An optimizer has stepped upon copies of the parameters: see ``Copies``."""
+        self._of_copies[optimizer] = -1
+        self._steps[optimizer] = self.done
+        self.count(optimizer, batch)
+
+    def count(self, optimizer: Optimizer, batch: int) -> None:
         if not self.is_ours(optimizer):
             return
+        if (last := self._of_copies.get(optimizer)) is not None:  # an engine may call it once for each of its groups
+            if last == batch:
+                return
+            self._of_copies[optimizer] = batch
         # The parameters may be divided between several optimizers: one step of each is one step of the training.
         before = self._steps.get(optimizer)
         self._steps[optimizer] = (self._start_of(optimizer) if before is None else before) + 1

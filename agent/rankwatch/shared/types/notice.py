@@ -48,6 +48,8 @@ class NoticeKind(enum.IntEnum):
     """torchrun has started several ranks, and this one has no way to talk to the others."""
     PROBE = 14
     """A forward before any training was not finite, and no data went in: it was not judged."""
+    SKIPPED_STEP = 15
+    """A gradient of this rank was inf or nan, and no optimizer step followed, as one had followed upon all before."""
 
 
 NEVER_FINITE = "it never was finite: nobody has initialised it (torch.empty, to_empty), or a checkpoint has it so"
@@ -64,11 +66,12 @@ class Notice:
     """A notice about one reading of one rank. A later notice of the same (kind, module, label) replaces the earlier one.
 
     ``value`` is the abs max in batch ``batch``; for ZEROS, the share of zeros (0 to 1); for BUFFER, the last finite abs max
-    that was measured; for NEVER_CHANGED and UNTIED, the optimizer step; for HARMLESS_LOSS, NO_STEP and SKIPPED, how many there
-    were; for ALONE, the ranks; for STOPPED, the step after which no weight has changed. ``since`` is the batch of the first such
-    notice; for NEVER_CHANGED, that of the first look. ``growth`` is in doublings per batch; for ZEROS, share per batch; for JUMP
-    and GROWN, the doublings above the largest number of the batches before, or of the first looks. ``why`` says why for NO_STEP,
-    STOPPED, PROBE and HARMLESS_LOSS; an older agent has the reason of the first two in ``label``.
+    that was measured; for NEVER_CHANGED and UNTIED, the optimizer step; for HARMLESS_LOSS, NO_STEP, SKIPPED and SKIPPED_STEP,
+    how many there were; for ALONE, the ranks; for STOPPED, the step after which no weight has changed. ``since`` is the batch
+    of the first such notice; for NEVER_CHANGED, that of the first look. ``growth`` is in doublings per batch; for ZEROS, share
+    per batch; for JUMP and GROWN, the doublings above the largest number of the batches before, or of the first looks. ``why``
+    says why for NO_STEP, STOPPED, PROBE, HARMLESS_LOSS and SKIPPED_STEP; an older agent has the reason of the first two in
+    ``label``.
     """
 
     kind: NoticeKind
@@ -157,6 +160,12 @@ def describe_notice(notice: Notice) -> str:
         return (
             f"before a training: {where}: {notice.why} in batch {notice.batch}: no backward had come, and no optimizer had a "
             "parameter of the model, so nothing was stopped; if it was no trial, such as a count of operations, look at the data"
+        )
+    if notice.kind is NoticeKind.SKIPPED_STEP:
+        often = f" ({notice.value:.0f} such steps since batch {notice.since})" if notice.value > 1 else ""
+        return (
+            f"a skipped step: {where}: in batch {notice.batch} {notice.why}, and no optimizer step followed: the weights are as "
+            f"before{often}"
         )
     if notice.kind is NoticeKind.NO_STEP:
         return f"stands still: {notice.value:.0f} backwards since batch {notice.since}, no optimizer step: {where}"

@@ -41,14 +41,14 @@ def test_a_parameter_that_comes_to_the_model_later_makes_its_optimizer_ours() ->
     model.append(head)
     asked = [steps.is_ours(foreign) for _ in range(ASKED_AGAIN)]
     assert asked[-1]
-    steps.count(foreign)
+    steps.count(foreign, 0)
     assert (steps.done, steps.of(foreign)) == (1, 1)
 
 
 def test_an_optimizer_that_has_stepped_stays_ours() -> None:
     model = nn.Linear(4, 4)
     steps, own = OptimizerSteps(model), SGD(model.parameters(), lr=0.1)
-    steps.count(own)
+    steps.count(own, 0)
     model.weight = nn.Parameter(torch.zeros(4, 4))
     model.bias = nn.Parameter(torch.zeros(4))
     assert steps.is_ours(own)
