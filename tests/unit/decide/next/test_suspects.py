@@ -10,9 +10,9 @@ import pytest
 import makers
 from rankwatch.shared.types.closeup import CloseUp
 from rankwatch.shared.types.trip import Cause
-from rankwatch_fleet.suspects import Suspect, SuspectKind, suspects_of
 from rankwatch_monitor.decide.core.report import Outcome, RankRow, RankState, Report
 from rankwatch_monitor.decide.ending.exit_text import describe_exit
+from rankwatch_monitor.decide.next.suspects import Suspect, SuspectKind, suspects_of
 from rankwatch_monitor.decide.replicas.desync import Desync, DesyncPattern
 from rankwatch_monitor.decide.trip.verdict import Certainty, Verdict
 
