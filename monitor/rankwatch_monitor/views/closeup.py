@@ -6,12 +6,10 @@ from typing import Any
 
 from rankwatch.shared.types.closeup import CloseUp
 from rankwatch.shared.types.frame import Reading, State
-from rankwatch.shared.types.trip import Cause, Operator, Trip
-from rankwatch.shared.words.cause import advise
+from rankwatch.shared.types.trip import Operator, Trip
 from rankwatch.shared.words.closeup_text import fields_of, replay_fields
 
 from ..decide.core.report import Report
-from ..decide.trip.began import advise_input
 from ..decide.trip.verdict import Verdict
 
 
@@ -25,13 +23,6 @@ def fields(report: Report, verdict: Verdict) -> list[tuple[str, str]]:
 def replay(report: Report, verdict: Verdict) -> list[tuple[str, str]]:
     """The command that runs the capsule again."""
     return replay_fields(report.closeup, report.folder, report.ranks[verdict.tripped].host)
-
-
-def remedy(report: Report, verdict: Verdict) -> str:
-    """The first thing to try. Where an input of the root had jumped, its numbers come before the model's precision."""
-    usual = advise(verdict.cause, verdict.trip, report.closeup)
-    jumped = "" if verdict.cause is Cause.DATA else advise_input(report.origin, verdict.trip.position.batch)
-    return f"{jumped}; else {usual}" if jumped else usual
 
 
 def text_of(report: Report, verdict: Verdict) -> dict[str, str]:
