@@ -123,7 +123,7 @@ class Desk:
             again = Ledger(self.options).restore(name, self.records[name], [], self.now)
             assert again.verdict == run.verdict
             told, told_again = run.report(), again.report()
-            assert (told_again.outcome, told_again.reason) == (told.outcome, told.reason)
+            assert (told_again.outcome, told_again.reason, told_again.end) == (told.outcome, told.reason, told.end)
             assert told_again.closeup == told.closeup
             assert (told_again.desync, told_again.desync_unkept, told_again.compared) == (
                 told.desync,

@@ -15,6 +15,7 @@ from rankwatch.shared.types.gpu import Gpu
 from rankwatch.shared.types.notice import describe_notice
 from rankwatch_monitor.decide.core.journal import Left
 from rankwatch_monitor.decide.core.report import RankRow, Report
+from rankwatch_monitor.decide.next.suspects import Suspect, suspects_of
 from rankwatch_monitor.record import replay
 from rankwatch_monitor.record.reader import RunRecord
 from rankwatch_monitor.record.schema import StoreError
@@ -22,7 +23,6 @@ from rankwatch_monitor.views import as_json, closeup
 from rankwatch_monitor.views.jsonable import pick, plain
 
 from .layout import MAX_DIGESTS, day_of, id_of
-from .suspects import Suspect, suspects_of
 
 UNFINISHED = "unfinished"
 """The outcome of a run whose collector was killed, and that no other collector took over."""

@@ -47,11 +47,13 @@ TOLD = next(command for command in commands("behaviour.md") if "--on-verdict" in
 ONE_OF_TWO_NODES = next(command for command in commands("guide.md") if "--nnodes" in command)
 TUNE = [command for command in commands("guide.md") if command.startswith("rankwatch tune")]
 COMPLETION = [command for command in commands("guide.md") if "completion" in command]
-OF_A_RUN = [command for page in ("report.md", "views.md") for command in commands(page) if command != UI]
+RESTARTED = [command for command in commands("report.md") if "--max-restarts" in command]
+OF_A_RUN = [command for page in ("report.md", "views.md") for command in commands(page) if command not in (UI, *RESTARTED)]
 JOBS = {
     "trace": [command for command in commands("guide.md") if "/trace/" in command or "TRACE" in command],
     "zero-code": commands("zero-code.md"),
     "doctor": commands("doctor.md"),
+    "restarts": RESTARTED,
     "fleet": commands("fleet.md"),
     "metrics": [command for command in commands("metrics.md") if command.startswith("rankwatch")],
 }

@@ -30,6 +30,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="TOML file with options of the ranks, such as trace_batch_nums = [149, 150] (default: RANKWATCH_CONFIG)",
     )
+    types.add_option(
+        parser,
+        "--max-restarts",
+        metavar="N",
+        type=types.whole("N", 0, types.ENDLESS),
+        default=types.env("max_restarts", "0"),
+        help="start the command again, at most N times, where the report says that this helps: a rank was lost or hung, a "
+        "connection broke, or a machine is suspected (default: 0)",
+    )
     parser.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="[--] CMD ...", help="the command, such as torchrun ..."
     )
@@ -50,4 +59,5 @@ def main(arguments: argparse.Namespace) -> int:
             meters=meters,
             status=not arguments.no_status,
             config=arguments.rankwatch_config,
+            max_restarts=arguments.max_restarts,
         )

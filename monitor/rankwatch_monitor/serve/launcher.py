@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from rankwatch.attach import attached
 from rankwatch.errors import EXIT_ABORTED, UsageError
@@ -25,6 +25,8 @@ from rankwatch.shared.system.on_terminal import as_shown
 from rankwatch.shared.system.resources import lack
 
 from ..decide.core.report import Outcome, Report
+from ..decide.next.next_action import variables
+from ..decide.next.restarts import Restarts
 from ..views import text
 from .collector import Collector, raise_descriptor_limit
 from .files.run_folder import RunsFolder
@@ -53,12 +55,14 @@ def run_command(
     meters: Meters | None = None,
     status: bool = True,
     config: str | None = None,
+    max_restarts: int = 0,
 ) -> int:
     """Runs ``command`` under its own collector; returns 77 when the run stopped its ranks, else the exit code of the command.
 
     Args:
         status: whether a line shows the state of the run, where stderr is a terminal.
         config: a file with options for the ranks.
+        max_restarts: how often the command is started again at most, where that helps.
 
     Raises:
         UsageError: there is no such command, an option of the ranks is wrong, or the collector cannot start.
@@ -82,10 +86,47 @@ def run_command(
             _go_unwatched(command, str(error))
         log.warning("%s; the run is recorded in %s", error, folder.path)
         settings = replace(settings, runs_dir=folder.path)
+    is_shown = status and is_terminal(sys.stderr) and not is_json()
     env = dict(environ)
     env.pop("RANKWATCH_SEAT", None)  # a command that a rank runs under a collector of its own has ranks of its own
+    restarts = Restarts(max_restarts)
+    with private as hidden:
+        settings = replace(settings, job=settings.job or env.get("RANKWATCH_JOB") or job_name(command, env))
+        while True:
+            env["RANKWATCH_RESTART"] = str(restarts.count)
+            ended = _run_once(command, settings, attached(env, config), folder, Path(hidden), meters, is_shown=is_shown)
+            then = restarts.after(*ended)
+            if then.text:
+                log.warning("%s", then.text)
+            if not then.again:
+                return ended.code
+            env.update(variables(then.advice))
+
+
+class CommandEnd(NamedTuple):
+    """How the command has ended: with which exit code of ours, by which signal to us, and the last run of each of its models."""
+
+    code: int
+    signal: str
+    runs: Sequence[Report]
+
+
+def _run_once(
+    command: Sequence[str],
+    settings: Settings,
+    environ: Mapping[str, str],
+    folder: RunsFolder,
+    hidden: Path,
+    meters: Meters | None,
+    *,
+    is_shown: bool,
+) -> CommandEnd:
+    """Runs the command once, under a collector of its own. ``hidden``: a folder for the keys that nobody else is given."""
+    is_private = settings.connection_file is None
+    env = dict(environ)
     launch = env["RANKWATCH_LAUNCH"] = os.urandom(8).hex()
     reports: dict[str, Report] = {}
+    stopped: list[str] = []
     notifier, archiver = Notifier(settings.on_verdict), Archiver(settings.archive, settings.runs_dir)
 
     def show(report: Report, news: bool) -> None:
@@ -93,20 +134,17 @@ def run_command(
         if news:
             notifier.tell(report)
 
-    is_shown = status and is_terminal(sys.stderr) and not is_json()
     with ExitStack() as signals:  # until the report is written
         signals.callback(notifier.stop)
         signals.callback(archiver.stop)
         with (
-            private as hidden,
             Printer(is_shared=not is_json()) as printer,
             Status(settings.runs_dir, printer.show) as line,
         ):
-            path = settings.connection_file or Path(hidden) / "connection.json"
+            path = settings.connection_file or hidden / "connection.json"
             options = replace(settings.options, expects_job_end=True, launch="" if is_private else launch)
-            job = settings.job or env.get("RANKWATCH_JOB") or job_name(command, env)
             collector = Collector(
-                replace(settings, options=options, job=job),
+                replace(settings, options=options),
                 path,
                 folder,
                 show,
@@ -118,14 +156,14 @@ def run_command(
             try:
                 env["RANKWATCH_CONNECTION"] = str(path.absolute())
                 env.setdefault("RANKWATCH_JOB", collector.connection.job)
-                env = attached(env, config)
-                code = _run_beside(collector, command, env, signals)
+                code = _run_beside(collector, command, env, signals, stopped)
             finally:
                 collector.close()
-        code = _conclude(collector, reports, code, settings)
+        last = _conclude(collector, reports, code, settings)
         notifier.close()
         archiver.close()
-        return code
+    aborted = any(report.stops_ranks for report in last)
+    return CommandEnd(EXIT_ABORTED if aborted else code, "".join(stopped[:1]), last)
 
 
 def _go_unwatched(command: Sequence[str], why: str) -> NoReturn:
@@ -188,10 +226,14 @@ def _words(text: str) -> list[str]:
         return text.split()
 
 
-def _run_beside(collector: Collector, command: Sequence[str], env: Mapping[str, str], signals: ExitStack) -> int:
+def _run_beside(
+    collector: Collector, command: Sequence[str], env: Mapping[str, str], signals: ExitStack, stopped: list[str]
+) -> int:
     """Serves while the command runs; returns its exit code: 128 + n after signal n, as in a shell.
 
-    ``signals``: is given what ends the handling of signals. One that comes late must not cost the record or the report.
+    Args:
+        signals: is given what ends the handling of signals. One that comes late must not cost the record or the report.
+        stopped: is given the names of the signals.
     """
     # The handlers are set before the child starts: a SIGTERM in between must not leave the child behind.
     child: subprocess.Popen[bytes] | None = None
@@ -200,10 +242,11 @@ def _run_beside(collector: Collector, command: Sequence[str], env: Mapping[str, 
 
     def forward(number: int, frame: FrameType | None) -> None:
         nonlocal interrupted
+        stopped.append(signal.Signals(number).name)
         if is_over:
             signals.close()  # the next one ends this process, wherever it is: the reader of stdout may be what hangs
             return
-        repeated, interrupted = interrupted, signal.Signals(number).name
+        repeated, interrupted = interrupted, stopped[-1]
         collector.interrupt(interrupted)
         if child is None:
             return
@@ -255,7 +298,8 @@ def _describe_unseen(code: int) -> str:
     )
 
 
-def _conclude(collector: Collector, reports: Mapping[str, Report], code: int, settings: Settings) -> int:
+def _conclude(collector: Collector, reports: Mapping[str, Report], code: int, settings: Settings) -> list[Report]:
+    """Prints the reports; returns those that say how the command went, the last one of each model."""
     if not any(run.is_own for run in collector.ledger.runs.values()):
         log.warning("%s", _describe_unseen(code))
     # The report comes last, below whatever the dying processes printed; and of several the one with a verdict.
@@ -267,11 +311,10 @@ def _conclude(collector: Collector, reports: Mapping[str, Report], code: int, se
             log.info("%s", said.rstrip())
         else:
             write(stream, before + as_shown(said, stream))
-    # Where a job was restarted, by torchrun's --max-restarts say, its last run decides the exit code. "Last" is the run that
+    # Where a job was restarted, by torchrun's --max-restarts say, its last run decides. "Last" is the run that
     # began last: a script that trains twice may begin the second run before the first has ended on all ranks.
     began = {run: number for number, run in enumerate(collector.ledger.runs)}
     # Ranks that another command started report here too, where they have the connection file.
     own = [report for report in reports.values() if report.is_own]
     last = {(report.job, report.model): report for report in sorted(own, key=lambda report: began.get(report.run, -1))}
-    aborted = any(report.stops_ranks for report in last.values())
-    return EXIT_ABORTED if aborted else code
+    return list(last.values())

@@ -12,6 +12,7 @@ from rankwatch.shared.types.trip import Trip
 
 from ..decide.core.gaps import describe_gap
 from ..decide.core.report import RankNotice, RankRow, Report
+from ..decide.next.next_action import Advice, next_action, remedy
 from ..decide.replicas.desync import Desync
 from ..decide.replicas.desync_text import desync_lines
 from ..decide.trip.began import describe_origin, leads
@@ -38,6 +39,7 @@ def _body(report: Report) -> dict[str, Any]:
         "schema": SCHEMA,
         "run": run_to_dict(report),
         **pick(report, "outcome reason batches"),
+        "advice": _advice(next_action(report)),
         "verdict": None if verdict is None else _verdict(report, verdict),
         "frames": [] if verdict is None else [frame_to_dict(frame) for frame in verdict.trip.frames],
         "acknowledged_in": report.acknowledged_in,
@@ -54,6 +56,10 @@ def _body(report: Report) -> dict[str, Any]:
         "course": course.to_dict(report),
         "loss": [loss_to_dict(row) for row in report.ranks if row.loss != NO_LOSS],
     }
+
+
+def _advice(advice: Advice | None) -> dict[str, Any] | None:
+    return None if advice is None else pick(advice, "action hosts reason")
 
 
 def _verdict(report: Report, verdict: Verdict) -> dict[str, Any]:
@@ -84,7 +90,7 @@ def _verdict(report: Report, verdict: Verdict) -> dict[str, Any]:
         "closeup": closeup.to_dict(verdict.tripped, trip, report.closeup),
         "capsule": closeup.capsule_of(report.closeup),
         "closeup_text": closeup.text_of(report, verdict),
-        "try": closeup.remedy(report, verdict),
+        "try": remedy(report, verdict),
         "certainty": verdict.certainty,
         "missing_ranks": verdict.missing,
         "alike_ranks": verdict.alike,

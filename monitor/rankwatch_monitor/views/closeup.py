@@ -6,12 +6,10 @@ from typing import Any
 
 from rankwatch.shared.types.closeup import CloseUp
 from rankwatch.shared.types.frame import Reading, State
-from rankwatch.shared.types.trip import Cause, Operator, Trip
-from rankwatch.shared.words.cause import advise
+from rankwatch.shared.types.trip import Operator, Trip
 from rankwatch.shared.words.closeup_text import fields_of, replay_fields
 
 from ..decide.core.report import Report
-from ..decide.trip.began import advise_began, leads
 from ..decide.trip.verdict import Verdict
 
 
@@ -25,16 +23,6 @@ def fields(report: Report, verdict: Verdict) -> list[tuple[str, str]]:
 def replay(report: Report, verdict: Verdict) -> list[tuple[str, str]]:
     """The command that runs the capsule again."""
     return replay_fields(report.closeup, report.folder, report.ranks[verdict.tripped].host)
-
-
-def remedy(report: Report, verdict: Verdict) -> str:
-    """The first thing to try. Where it began elsewhere than at the culprit, that comes before the culprit's precision."""
-    usual = advise(verdict.cause, verdict.trip, report.closeup, is_everywhere=verdict.is_everywhere)
-    if report.handed:
-        return f"give the buffers of both stages one dtype and shape, and look at what casts between them; else {usual}"
-    if verdict.cause in (Cause.DATA, Cause.DIVERGENCE) or not leads(report.origin, verdict.rank, verdict.trip):
-        return usual
-    return f"{advise_began(report.origin)}; else {usual}"
 
 
 def text_of(report: Report, verdict: Verdict) -> dict[str, str]:

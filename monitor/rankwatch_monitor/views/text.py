@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+from rankwatch.shared.types.action import RESTARTS, Action
 from rankwatch.shared.types.frame import NO_STAGE
 from rankwatch.shared.types.notice import NoticeKind, describe_notice
 from rankwatch.shared.words.text import (
@@ -18,6 +19,7 @@ from rankwatch.shared.words.text import (
 
 from ..decide.core.gaps import describe_gap
 from ..decide.core.report import Outcome, RankNotice, RankRow, RankState, Report
+from ..decide.next.next_action import next_action, remedy
 from ..decide.replicas.desync_text import describe_compared, describe_desync, describe_remedy, origins
 from ..decide.replicas.own_notices import BY_PRODUCT_KINDS
 from ..decide.trip.began import describe_origin, leads
@@ -67,7 +69,8 @@ def render_head(report: Report, record: str = "", stack_lines: int | None = None
         ("abort", _acknowledgements(report)),
         *_lapses(report),
         *stalls.fields(report, stack_lines),
-        ("try", closeup.remedy(report, verdict)),
+        ("try", remedy(report, verdict)),
+        *_next(report),
         *closeup.replay(report, verdict),
         *_record(record),
     ]
@@ -120,6 +123,7 @@ def _render_ending(report: Report, record: str, stack_lines: int | None) -> str:
     fields += stalls.fields(report, stack_lines)
     if report.acknowledged_in is not None:
         fields.append(("abort", _acknowledgements(report)))
+    fields += _next(report)
     return format_head(f"run {report.run} {report.outcome.value}", [*fields, *_record(record)])
 
 
@@ -129,6 +133,15 @@ def _last_words(report: Report, ranks: list[int]) -> list[str]:
     for rank in ranks if len(ranks) > 1 else ():
         words.setdefault(report.ranks[rank].last_words, []).append(rank)
     return _first([f"{name_spans(same)}: {text}" for text, same in words.items() if text])
+
+
+def _next(report: Report) -> list[tuple[str, str]]:
+    """What a program could do by itself. Of all else, what to try says more."""
+    advice = next_action(report)
+    if advice is None or advice.action not in (*RESTARTS, Action.SKIP_BATCH):
+        return []
+    without = f" without {', '.join(advice.hosts)}" if advice.hosts else ""
+    return [("next", f"{advice.action.value}{without}: {advice.reason}")]
 
 
 def replica_fields(report: Report) -> list[tuple[str, str]]:

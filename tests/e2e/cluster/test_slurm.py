@@ -168,6 +168,39 @@ def test_a_job_near_its_time_limit_is_requeued_and_then_finishes(slurm: Slurm, t
     assert f"run train-{job.id}-1 finished: 4 ranks" in job.output
 
 
+def test_a_job_whose_rank_was_killed_is_requeued_and_then_finishes(slurm: Slurm, tmp_path: Path) -> None:
+    job = Submitted(slurm, tmp_path, quick(tmp_path, requeue="yes")).train()
+    job.tell("kill-1")  # on the collector's host, which knows how its process ended
+    until(lambda: slurm.state(job.id) == "PENDING" or slurm.state(job.id) in ENDED)
+    assert job.report()["advice"]["action"] == "restart"
+    for path in job.words.iterdir():
+        path.unlink()
+    slurm.run("scontrol", "update", f"job={job.id}", "StartTime=now+2seconds")
+    job.train().tell("stop")
+    assert job.wait() == ("COMPLETED", "0:0")
+    assert job.report(attempt=1)["outcome"] == "finished"
+    assert "requeued: restart\n" in job.output
+
+
+def test_a_suspected_node_is_left_out_of_the_requeued_job(slurm: Slurm, tmp_path: Path) -> None:
+    job = Submitted(slurm, tmp_path, quick(tmp_path, requeue="yes")).train()
+    job.tell("kill-3")  # of another host's rank only the silence is known
+    until(lambda: "ExcNodeList=node1" in slurm.run("scontrol", "--oneliner", "show", "job", job.id))
+    advice = job.report()["advice"]
+    assert (advice["action"], advice["hosts"]) == ("restart-elsewhere", ["node1"])
+    assert slurm.state(job.id) == "PENDING"  # of two nodes, one is not enough
+    slurm.run("scancel", job.id)
+    slurm.until_idle()
+
+
+def test_what_the_code_does_is_not_requeued(slurm: Slurm, tmp_path: Path) -> None:
+    job = Submitted(slurm, tmp_path, quick(tmp_path, requeue="yes")).train()
+    job.tell("overflow-3")
+    assert job.wait() == ("FAILED", "77:0")
+    assert job.report()["advice"]["action"] == "fix-code"
+    assert "not requeued, after 0 times: fix-code" in job.output
+
+
 def test_a_node_that_is_killed(slurm: Slurm, hosts: Hosts, tmp_path: Path) -> None:
     job = Submitted(slurm, tmp_path, quick(tmp_path), "--no-requeue", RANKWATCH_ABORT_GRACE="1").train()
     hosts.crash("node1")

@@ -1,12 +1,14 @@
 """A DDP training that files in a shared folder control: ``told.py FOLDER``.
 
-``stop``: all ranks end after the same batch. ``overflow-R``: rank R overflows in its next batch. The ranks also write files:
+``stop``: all ranks end after the same batch. ``overflow-R``: rank R overflows in its next batch.
+``kill-R``: it kills itself. The ranks also write files:
 ``trained-R``, once rank R has trained some batches, holds its host; ``ended`` holds the number of batches.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 import time
@@ -59,6 +61,8 @@ def main(folder: Path) -> None:
         while not is_told_to_stop(folder):
             if (folder / f"overflow-{rank}").exists():
                 model.square.gain = 1e38
+            if (folder / f"kill-{rank}").exists():
+                os.kill(os.getpid(), signal.SIGKILL)
             wrapped(torch.randn(4, 8)).sum().backward()
             optimizer.step()
             optimizer.zero_grad()

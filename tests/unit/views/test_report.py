@@ -12,7 +12,7 @@ from rankwatch.shared.types.frame import Moment, Phase, State
 from rankwatch.shared.types.notice import NoticeKind
 from rankwatch.shared.types.trip import Cause
 from rankwatch.shared.words.text import name_spans
-from rankwatch_monitor.decide.core.report import Outcome, RankNotice, RankRow, RankState, Report
+from rankwatch_monitor.decide.core.report import End, Outcome, RankNotice, RankRow, RankState, Report
 from rankwatch_monitor.decide.replicas.desync import WORDS, Compared, Desync, DesyncPattern
 from rankwatch_monitor.decide.trip.verdict import Liveness, Verdict, Witness, elect
 from rankwatch_monitor.views import as_json
@@ -160,6 +160,22 @@ def test_numbers_of_a_rank_that_json_does_not_have_are_null() -> None:
     inputs = [(one["abs_max"], one["state"], one["shape"]) for one in parsed["inputs"]]
     assert inputs == [(None, "nan", None), (None, "inf", None)]
     assert parsed["precision"] == {"float32": {"state": "finite", "abs_max": None}}
+
+
+KILLED = report(None, Outcome.LOST, reason="rank 7 was lost", end=End.LOST)
+KILLED = replace(KILLED, ranks=tuple(replace(row, state=RankState.LOST) if row.rank > 3 else row for row in KILLED.ranks))
+
+
+def test_what_a_program_can_do_next() -> None:
+    assert as_json.to_dict(report(verdict(), end=End.VERDICT))["advice"] == {
+        "action": "fix-code",
+        "hosts": [],
+        "reason": "upstream in batch 149 of rank 5: the code or its settings make it, so a restart comes to it again",
+    }
+    assert as_json.to_dict(report(None, Outcome.FINISHED))["advice"] is None
+    reason = "ranks 4-7 were lost, and no rank of another host: its machine is suspected"
+    assert as_json.to_dict(KILLED)["advice"] == {"action": "restart-elsewhere", "hosts": ["node1"], "reason": reason}
+    assert as_text.render(KILLED).endswith(f"  next       restart-elsewhere without node1: {reason}\n")
 
 
 def test_other_trips_and_missing_ranks_are_named() -> None:

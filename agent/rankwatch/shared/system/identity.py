@@ -54,8 +54,8 @@ def identify(environ: Mapping[str, str] | None = None, group: tuple[int, int] | 
         raise UsageError(f"rank {rank} does not lie in a world of {world_size}: check RANK and WORLD_SIZE")
     return Identity(
         job=printable(_job(env)),
-        # A requeued SLURM job starts torchrun anew, and its restart count begins at 0 again.
-        restart=sum(_numbers(env, TORCHELASTIC_RESTART_COUNT=0, SLURM_RESTART_COUNT=0)),
+        # A requeued SLURM job, or `rankwatch run`, starts torchrun anew, and its restart count begins at 0 again.
+        restart=sum(_numbers(env, TORCHELASTIC_RESTART_COUNT=0, SLURM_RESTART_COUNT=0, RANKWATCH_RESTART=0)),
         rank=rank,
         world_size=world_size,
         local_rank=local_rank,

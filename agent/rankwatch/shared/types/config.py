@@ -240,7 +240,7 @@ def read_file(path: Path) -> dict[str, Any]:
 _FURTHER = (
     "JOB", "LISTEN", "ADDRESS", "CONNECTION_FILE", "RUNS_DIR", "HEARTBEAT", "DECISION_WINDOW", "ABORT_GRACE", "HOLD_LIMIT",
     "ON_LOST", "STALL_AFTER", "ON_STALL", "ON_DESYNC", "ON_VERDICT", "ARCHIVE", "LOG_FORMAT", "STATUS", "FRAMES", "METRICS",
-    "HOST", "PORT",
+    "HOST", "PORT", "MAX_RESTARTS", "RESTART", "ACTION", "HOSTS",
     "MODE", "CONFIG", "ATTACH", "START", "LAUNCH", "SEAT",
 )  # fmt: skip
 

@@ -1,7 +1,8 @@
-"""The advice of the table of causes, if it depends on more than the cause. A close-up may know more than the trip."""
+"""The advice of the table of causes, if it depends on more than the cause; so for its action. A close-up may know more."""
 
 from __future__ import annotations
 
+from ..types.action import Action
 from ..types.closeup import CloseUp
 from ..types.frame import NARROW_DTYPES, NON_FINITE, Kind, State
 from ..types.trip import LOSS, Cause, Operator, Trip
@@ -67,23 +68,33 @@ def _of_operator(trip: Trip, closeup: CloseUp | None) -> str:
 
 
 def weight(trip: Trip, closeup: CloseUp | None) -> str:
+    return _of_weight(trip)[0]
+
+
+def after_weight(trip: Trip) -> Action:
+    return _of_weight(trip)[1]
+
+
+def _of_weight(trip: Trip) -> tuple[str, Action]:
     batch, seen = trip.position.batch, [one.finite_in for one in trip.weights]
     if not seen:
-        return _SINCE
-    if mend := tell(trip.weights[0])[1]:
-        return mend
+        return _SINCE, Action.RESTORE_CHECKPOINT
+    told = tell(trip.weights[0])
+    if told.mend:
+        return told.mend, told.action
     if all(one.reading.kind is Kind.BUFFER for one in trip.weights):
-        return "look at what updates this buffer: running statistics, an average, your own code"
+        return "look at what updates this buffer: running statistics, an average, your own code", Action.FIX_CODE
     if min(seen) >= batch >= 0:
-        return "look at what writes to it within the batch: a hook, x.data, another thread"
+        return "look at what writes to it within the batch: a hook, x.data, another thread", Action.FIX_CODE
     if min(seen) >= 0 and max(seen) < batch:
-        since = f"load a checkpoint from before batch {min(seen)}; " if min(seen) > 0 else ""
-        return f"{since}clip gradients, or lower the learning rate"
+        mend = "clip gradients, or lower the learning rate"
+        if min(seen) == 0:  # there is nothing to go back to
+            return mend, Action.FIX_CODE
+        return f"load a checkpoint from before batch {min(seen)}; {mend}", Action.RESTORE_CHECKPOINT
     if max(seen) < 0 and trip.optimizer_step == 0:
-        return (
-            "check the checkpoint and the initialisation: torch.isfinite(...).all() of each parameter before the first batch"
-        )
-    return _SINCE
+        look = "torch.isfinite(...).all() of each parameter before the first batch"
+        return f"check the checkpoint and the initialisation: {look}", Action.RESTORE_CHECKPOINT
+    return _SINCE, Action.RESTORE_CHECKPOINT
 
 
 def data(trip: Trip, closeup: CloseUp | None) -> str:
@@ -91,6 +102,11 @@ def data(trip: Trip, closeup: CloseUp | None) -> str:
     rows = "; rankwatch replay finds the rows" if closeup is not None and closeup.capsule else ""
     what = f"look at {bad[0].label if bad else 'what'} of batch {trip.position.batch} in {SHARD}"
     return f"{what}, or in the code that makes it{rows}"
+
+
+def after_data(trip: Trip) -> Action:
+    """Bad data from the first batch on are what the pipeline makes: there is no good batch to go on with."""
+    return Action.SKIP_BATCH if trip.position.batch > 0 else Action.LOOK_AT_DATA
 
 
 def data_outside(trip: Trip, closeup: CloseUp | None) -> str:

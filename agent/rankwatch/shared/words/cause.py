@@ -8,7 +8,8 @@ A trip says that a number was bad. Its cause is the earliest thing that went wro
    code between the modules.
 3. If nothing that is known was bad, the extremes of the finite numbers tell what is likely.
 
-The rules stand in this order, and the first one that holds tells the cause.
+The rules stand in this order, and the first one that holds tells the cause. What to try, and what a program can do next, stand
+beside the cause.
 """
 
 from __future__ import annotations
@@ -16,37 +17,49 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from ..types.action import Action
 from ..types.closeup import CloseUp
 from ..types.frame import REDUCED, SUMMED, State
 from ..types.trip import Cause, Trip
 from . import advice, facts, sentences
 
 _Advice = Callable[[Trip, CloseUp | None], str]
+_Next = Callable[[Trip], Action]
 
-ADVICE: dict[Cause, _Advice] = {
-    Cause.OVERFLOW: advice.overflow,
-    Cause.SINGULAR: advice.singular,
-    Cause.INVALID: advice.invalid,
-    Cause.WEIGHT: advice.weight,
-    Cause.DATA: advice.data,
-    Cause.UPSTREAM: advice.upstream,
-    Cause.GRADIENT: advice.gradient,
-    Cause.REDUCTION: advice.reduction,
-    Cause.DIVERGENCE: lambda *_: (
-        "lower the learning rate or lengthen its warm-up, and clip gradients before optimizer.step()"
+
+class CauseAdvice(NamedTuple):
+    """What to try, for people, and the action, for programs. An action that depends on the trip is a function of it."""
+
+    text: _Advice
+    action: Action | _Next
+
+
+ADVICE: dict[Cause, CauseAdvice] = {
+    Cause.OVERFLOW: CauseAdvice(advice.overflow, Action.FIX_CODE),
+    Cause.SINGULAR: CauseAdvice(advice.singular, Action.FIX_CODE),
+    Cause.INVALID: CauseAdvice(advice.invalid, Action.FIX_CODE),
+    Cause.WEIGHT: CauseAdvice(advice.weight, advice.after_weight),
+    Cause.DATA: CauseAdvice(advice.data, advice.after_data),
+    Cause.UPSTREAM: CauseAdvice(advice.upstream, Action.FIX_CODE),
+    Cause.GRADIENT: CauseAdvice(advice.gradient, Action.FIX_CODE),
+    Cause.REDUCTION: CauseAdvice(advice.reduction, Action.FIX_CODE),
+    Cause.DIVERGENCE: CauseAdvice(
+        lambda *_: "lower the learning rate or lengthen its warm-up, and clip gradients before optimizer.step()",
+        Action.FIX_CODE,
     ),
-    Cause.UNEXPLAINED: advice.unexplained,
+    Cause.UNEXPLAINED: CauseAdvice(advice.unexplained, Action.RESTART_ELSEWHERE),
 }
-"""What to try, unless the rule knows better."""
+"""What to do, unless the rule knows better."""
 
 
 class CauseRule(NamedTuple):
-    """Without a ``cause``, the trip's operator tells the cause. ``advice`` is given where ADVICE does not fit."""
+    """Without a ``cause``, the trip's operator tells the cause. ``advice`` and ``action`` are given where ADVICE does not fit."""
 
     when: Callable[[Trip], object]
     cause: Cause | None
     sentence: Callable[[Trip], str]
     advice: _Advice | None = None
+    action: Action | None = None
 
 
 def classify(trip: Trip) -> tuple[Cause, str]:
@@ -60,10 +73,22 @@ def advise(cause: Cause, trip: Trip, closeup: CloseUp | None, *, is_everywhere: 
 
     ``is_everywhere``: all ranks tripped in this batch, each of this cause.
     """
-    rule = _first(trip)
-    # The cause is another one if the training diverged, or another version recorded it.
-    said = (rule.advice if rule.advice is not None and rule.cause is cause else ADVICE[cause])(trip, closeup)
+    rule = _rule_of(cause, trip)
+    said = (rule.advice if rule is not None and rule.advice is not None else ADVICE[cause].text)(trip, closeup)
     return said.replace(advice.SHARD, advice.ALL_SHARDS) if is_everywhere else said
+
+
+def action_of(cause: Cause, trip: Trip) -> Action:
+    """What a program can do next."""
+    rule = _rule_of(cause, trip)
+    action = rule.action if rule is not None and rule.action is not None else ADVICE[cause].action
+    return action if isinstance(action, Action) else action(trip)
+
+
+def _rule_of(cause: Cause, trip: Trip) -> CauseRule | None:
+    """None: the cause is another one than the trip's own, as the training diverged, or another version recorded it."""
+    rule = _first(trip)
+    return rule if rule.cause is cause else None
 
 
 def _first(trip: Trip) -> CauseRule:
@@ -75,6 +100,7 @@ RULES = (
     CauseRule(
         lambda t: not facts.is_backward(t) and facts.uninitialised(t), Cause.WEIGHT, sentences.uninitialised,
         lambda *_: "initialise it, or load it: reset_parameters() after to_empty(), and the missing keys of load_state_dict",
+        Action.FIX_CODE,
     ),
     # The gradient guard did not find where a gradient came from.
     CauseRule(

@@ -30,7 +30,7 @@ def weight(trip: Trip, weights: Sequence[BadWeight]) -> str:
     what = f"{name} was already {state} before this {run}"
     if is_own_buffer:
         what = f"the buffer {name} is {state}: it was bad before, or this {run} made it so"
-    told, _ = tell(bad)
+    told = tell(bad).sentence
     if told:
         seen = f"; last seen finite in batch {last}, bad in batch {batch}" if last >= 0 else ""
         return f"{what}{seen}: {told}"

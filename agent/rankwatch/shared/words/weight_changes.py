@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from ..types.action import Action
 from ..types.frame import DTYPE_TINY
 from ..types.trip import BadWeight, Change, UpdateFact
 
@@ -13,12 +14,23 @@ class _FactRow(NamedTuple):
 
     sentence: str
     mend: str
+    action: Action = Action.FIX_CODE
+
+
+class Told(NamedTuple):
+    """What made a weight bad, and what to do. Empty sentences: that is not known."""
+
+    sentence: str = ""
+    mend: str = ""
+    action: Action = Action.FIX_CODE
 
 
 FACTS = {
     "number": _FactRow("its {name} was {value}", "look at what sets {name}: a schedule, a configuration"),
     "state": _FactRow(
-        "its {name} is {value}{where}", "clear the optimizer's state, or load another one: its {name} is {value}"
+        "its {name} is {value}{where}",
+        "clear the optimizer's state, or load another one: its {name} is {value}",
+        Action.RESTORE_CHECKPOINT,
     ),
     "eps": _FactRow(
         "its {where} is 0 where the weight is bad, and its eps of {name} is 0 in {value}: it divided by 0",
@@ -40,8 +52,7 @@ _NO_FACT = (
 )
 
 
-def tell(weight: BadWeight) -> tuple[str, str]:
-    """What made it bad, and what to do; empty: that is not known."""
+def tell(weight: BadWeight) -> Told:
     known = {fact.row: fact for fact in weight.facts}
     name = known["class"].name if "class" in known else "the optimizer"
     match weight.change:
@@ -51,31 +62,34 @@ def tell(weight: BadWeight) -> tuple[str, str]:
             if not any(fact.row in _SURE for fact in weight.facts):
                 made = f"the gradients were finite: the step of {name} made it so, or code that wrote to it afterwards"
             told = "; ".join([made, *(_filled(row.sentence, fact) for row, fact in rows)])
-            return told, _filled(rows[0][0].mend, rows[0][1]) if rows else _NO_FACT
+            if not rows:
+                return Told(told, _NO_FACT)
+            row, fact = rows[0]
+            return Told(told, _filled(row.mend, fact), row.action)
         case Change.IGNORED:
-            return (
+            return Told(
                 f"the scaler had set found_inf, and {name} took the step: it ignores found_inf",
                 f"have the scaler skip the step: {name} must not say that it supports found_inf (_step_supports_amp_scaling)",
             )
         case Change.CONVERSION:
             before, now = known["dtype"].name, known["dtype"].value
-            return (
+            return Told(
                 f"it was {before} before and is {now} now: the conversion made it so",
                 f"keep this weight in {before}, or scale it down before it is converted to {now}",
             )
         case Change.OTHER:
             step = f" since batch {known['step'].name}" if "step" in known and known["step"].name != "-1" else ""
             holds = f"its optimizer has not stepped{step}" if step else "no optimizer that was seen to step holds it"
-            return (
+            return Told(
                 f"{holds}: other code wrote to it",
                 "look at code that writes to this weight: a load, a copy of master weights, an average, clipping, x.data",
             )
         case Change.HANDED:
-            return (
+            return Told(
                 "it is no parameter of the module: the training computed it, and handed it to this forward",
                 "look at how the training computes this weight: the learning rate and the gradients of an inner loop",
             )
-    return "", ""
+    return Told()
 
 
 def _filled(text: str, fact: UpdateFact) -> str:

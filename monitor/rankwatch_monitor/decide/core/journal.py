@@ -21,7 +21,7 @@ from rankwatch.shared.words.text import describe_position, name_ranks
 from ..replicas.desync import Compared, Desync
 from ..replicas.desync_text import describe_compared
 from .fact import Finding, OwnFact
-from .report import Outcome, RankState, Stall
+from .report import End, Outcome, RankState, Stall
 
 NO_RANK = -1
 """The rank of a fact about the whole run."""
@@ -178,6 +178,7 @@ class Decided(Finding):
     outcome: Outcome
     reason: str
     abort: bool
+    end: End = End.UNKNOWN
 
     def describe(self, rank: int) -> str:
         return f"decided: {self.outcome.value}{', all ranks are to stop' if self.abort else ''}: {self.reason}"

@@ -36,6 +36,33 @@ class Outcome(StrEnum):
     """A rank made no more progress, and the others were stopped because of it."""
 
 
+class End(StrEnum):
+    """Why a run ended, as far as it matters for what to do next. Each has its row in ``next/next_action.py``."""
+
+    FINISHED = "finished"
+    VERDICT = "verdict"
+    FAILED = "failed"
+    """A rank ended by an error of its own."""
+    COMMAND = "command"
+    """The job's command failed, and no rank says why."""
+    LOST = "lost"
+    """A rank was lost, or what had started it."""
+    STALL = "stall"
+    DESYNC = "desync"
+    SIGNAL = "signal"
+    """A signal ended the job."""
+    LIMIT = "limit"
+    """It stopped after the batch that was asked for."""
+    SIBLING = "sibling"
+    """The run of another model of the same processes was stopped."""
+    RELAUNCHED = "relaunched"
+    """A later start of the same job has begun."""
+    UNWATCHED = "unwatched"
+    """The collector ended: the ranks may train on."""
+    UNKNOWN = "unknown"
+    """An older version recorded it."""
+
+
 class RankState(StrEnum):
     MISSING = "missing"
     """It never connected."""
@@ -192,6 +219,8 @@ class Report:
     """What is not on record, the earliest first."""
     folder: str = ""
     """The run's folder; empty while it is not known."""
+    end: End = End.FINISHED
+    """As it looks so far."""
 
     @property
     def stalled(self) -> str:

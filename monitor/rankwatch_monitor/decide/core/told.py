@@ -8,7 +8,7 @@ from ..trip.divergence import origin_of
 from .effects import Show
 from .notices import told
 from .rank import count_frames
-from .report import Outcome, RankRows, Report
+from .report import End, Outcome, RankRows, Report
 from .standing import standing_of, standing_of_rank
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def report_of(run: Run) -> Report:
         desync_unkept=run.replicas.watch.findings.unkept,
         compared=run.replicas.watch.compared,
         gaps=run.batches.gaps.all(),
+        end=End.FINISHED if ending.decided is None else ending.decided.end,
         stops_ranks=ending.outcome is Outcome.ABORTED and ending.aborts,
     )
 

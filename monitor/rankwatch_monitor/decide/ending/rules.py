@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ..core.journal import Decided
-from ..core.report import Outcome
+from ..core.report import End, Outcome
 
 JUST_BEFORE = 2.0
 """Seconds: a signal that ends a whole job reaches the ranks and the collector at one moment, but in any order."""
@@ -90,7 +90,10 @@ class Then(enum.Enum):
 
 
 class Rule(NamedTuple):
-    """An incident, in one of these situations and where ``only`` holds, gives the outcome and the reason (a format)."""
+    """An incident, in one of these situations and where ``only`` holds, gives the outcome and the reason (a format).
+
+    ``end`` is why it ended, where the outcome does not say so.
+    """
 
     incident: Incident
     situations: frozenset[Situation | Outcome]
@@ -98,6 +101,11 @@ class Rule(NamedTuple):
     reason: str
     then: Then = Then.END
     only: Callable[[Ending, str, float], object] = lambda e, text, now: True
+    end: End | None = None
+
+    @property
+    def why(self) -> End:
+        return self.end or _ENDS[self.outcome or Outcome.FINISHED]
 
 
 _OPEN = frozenset({Situation.OPEN})
@@ -109,16 +117,30 @@ _FAILED = frozenset({Outcome.FAILED})
 _BY_A_RANK = frozenset({Outcome.FAILED, Outcome.LOST})
 _DECIDED = frozenset(Outcome)
 
+_ENDS = {
+    Outcome.FINISHED: End.FINISHED,
+    Outcome.ABORTED: End.SIGNAL,
+    Outcome.FAILED: End.FAILED,
+    Outcome.LOST: End.LOST,
+    Outcome.STALLED: End.STALL,
+}
+
 _OF_SIBLING = "run {sibling} of the same processes was stopped"
 
 _EXCUSABLE = {Incident.RANK_FAILED: Outcome.FAILED, Incident.RANKS_LOST: Outcome.LOST}
 
 # The first rule that holds decides; where none holds, nothing changes.
 RULES = (
-    Rule(Incident.ELECTED, _ELECTION, Outcome.ABORTED, "{text}", Then.ABORT),
-    Rule(Incident.RANK_STOPPED, _OPEN, Outcome.ABORTED, _OF_SIBLING, Then.ABORT, only=lambda e, text, now: e.sibling),
+    Rule(Incident.ELECTED, _ELECTION, Outcome.ABORTED, "{text}", Then.ABORT, end=End.VERDICT),
+    Rule(
+        Incident.RANK_STOPPED, _OPEN, Outcome.ABORTED, _OF_SIBLING, Then.ABORT, only=lambda e, text, now: e.sibling,
+        end=End.SIBLING,
+    ),
     *(
-        Rule(incident, _OPEN, Outcome.ABORTED, _OF_SIBLING, Then.ABORT, only=lambda e, text, now: e.follows_sibling(now))
+        Rule(
+            incident, _OPEN, Outcome.ABORTED, _OF_SIBLING, Then.ABORT, only=lambda e, text, now: e.follows_sibling(now),
+            end=End.SIBLING,
+        )
         for incident in (Incident.RANK_FAILED, Incident.RANKS_LOST)
     ),
     Rule(Incident.RANK_FAILED, _OPEN, Outcome.FAILED, "{text}", Then.ABORT_OR_WAIVE),
@@ -134,14 +156,20 @@ RULES = (
     ),
     Rule(Incident.ORPHANED, _OPEN, Outcome.LOST, "{text}", Then.ABORT),
     Rule(Incident.ORPHANED, _INTERRUPTED, Outcome.ABORTED, "stopped by {signal}", Then.ABORT),
-    Rule(Incident.DESYNCED, _UNDER_WAY, Outcome.ABORTED, "{text}", Then.ABORT),
+    Rule(Incident.DESYNCED, _UNDER_WAY, Outcome.ABORTED, "{text}", Then.ABORT, end=End.DESYNC),
     Rule(Incident.STALLED, _UNDER_WAY, Outcome.STALLED, "{text}", Then.ABORT),
     Rule(Incident.JOB_STOPPED, _UNDER_WAY, Outcome.ABORTED, "stopped by {text}"),
-    Rule(Incident.JOB_FAILED, _OPEN, Outcome.ABORTED, _OF_SIBLING, only=lambda e, text, now: e.follows_sibling(now)),
-    Rule(Incident.JOB_FAILED, _UNDER_WAY, Outcome.FAILED, "the command ended with exit code {text}"),
+    Rule(
+        Incident.JOB_FAILED, _OPEN, Outcome.ABORTED, _OF_SIBLING, only=lambda e, text, now: e.follows_sibling(now),
+        end=End.SIBLING,
+    ),
+    Rule(Incident.JOB_FAILED, _UNDER_WAY, Outcome.FAILED, "the command ended with exit code {text}", end=End.COMMAND),
     # Not an abort: if the network was cut, and its ranks return, they belong to another job of this name, and train on.
-    Rule(Incident.RELAUNCHED, _UNDER_WAY, Outcome.LOST, "{text}"),
-    Rule(Incident.COLLECTOR_ENDED, _UNDER_WAY, Outcome.LOST, "the collector was ended while the run went on"),
+    Rule(Incident.RELAUNCHED, _UNDER_WAY, Outcome.LOST, "{text}", end=End.RELAUNCHED),
+    Rule(
+        Incident.COLLECTOR_ENDED, _UNDER_WAY, Outcome.LOST, "the collector was ended while the run went on",
+        end=End.UNWATCHED,
+    ),
     # These replace an earlier decision. The rank that died is the cause: another one failed because of it.
     Rule(Incident.RANK_DIED, _FAILED, Outcome.LOST, "{text}; then {reason}"),
     Rule(Incident.RANKS_ABSENT, _FAILED, Outcome.FAILED, "{reason}; {text}"),
@@ -156,7 +184,7 @@ RULES = (
     ),
     Rule(Incident.UNUSED, _OPEN, Outcome.FINISHED, "{text}"),
     # All ranks have ended, and nothing is decided.
-    Rule(Incident.ALL_ENDED, _UNDECIDED, Outcome.ABORTED, "{limit}", only=lambda e, text, now: e.limit),
+    Rule(Incident.ALL_ENDED, _UNDECIDED, Outcome.ABORTED, "{limit}", only=lambda e, text, now: e.limit, end=End.LIMIT),
     Rule(Incident.ALL_ENDED, _UNDECIDED, Outcome.FAILED, "{waived}", only=lambda e, text, now: e.waives(Outcome.FAILED)),
     Rule(
         Incident.ALL_ENDED, _UNDECIDED, Outcome.LOST, "{waived}",
@@ -164,7 +192,7 @@ RULES = (
     ),
     Rule(
         Incident.ALL_ENDED, _OPEN, Outcome.ABORTED, _OF_SIBLING,
-        only=lambda e, text, now: text and e.follows_sibling(now),
+        only=lambda e, text, now: text and e.follows_sibling(now), end=End.SIBLING,
     ),
     # Ranks that obeyed the signal have not finished, however they said goodbye.
     Rule(Incident.ALL_ENDED, _INTERRUPTED, Outcome.ABORTED, "stopped by {signal}"),
@@ -256,8 +284,8 @@ def decide(ending: Ending, incident: Incident, text: str, now: float, *, abort_o
         sibling=ending.sibling,
     )
     if rule.then is Then.ABORT_OR_WAIVE and not abort_on_lost:
-        return replace(ending, waived=ending.waived or Decided(rule.outcome, reason, False))
-    return ending.decide_as(Decided(rule.outcome, reason, rule.then is not Then.END), now)
+        return replace(ending, waived=ending.waived or Decided(rule.outcome, reason, False, rule.why))
+    return ending.decide_as(Decided(rule.outcome, reason, rule.then is not Then.END, rule.why), now)
 
 
 def _note(ending: Ending, incident: Incident, text: str, now: float) -> Ending:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rankwatch.shared.str_enum import StrEnum
+from rankwatch.shared.types.action import Action
 
 
 class DesyncPattern(StrEnum):
@@ -33,52 +34,66 @@ class DesyncPattern(StrEnum):
 
 
 class PatternWords(NamedTuple):
-    """What a pattern says of the training, and what to do. ``{one}`` stands for the rank, or for one of several."""
+    """What a pattern says of the training, and what to do. ``{one}`` stands for the rank, or for one of several.
+
+    ``action`` is what to do for programs.
+    """
 
     means: str
     remedy: str
+    action: Action
 
 
 WORDS = {
     DesyncPattern.INITIALISATION: PatternWords(
         "the ranks began with different models, by other seeds or without a broadcast of the weights",
         "before the first step, give all ranks the same seed or broadcast one rank's weights; or wrap the model in DDP",
+        Action.FIX_CODE,
     ),
     DesyncPattern.UNSYNCHRONISED: PatternWords(
         "since these steps the gradients, or what the optimizers make of them, are not the same on these ranks",
         "call the wrapped model, end no_sync() before the last backward of a step, and check over which ranks the mesh reduces",
+        Action.FIX_CODE,
     ),
     DesyncPattern.SUBSET: PatternWords(
         "these alone came apart, as if they were left out of the synchronisation of gradients",
         "reduce their gradients too: look at what is ignored, not wrapped, or held by each rank of a tensor-parallel group",
+        Action.FIX_CODE,
     ),
     DesyncPattern.ONE_RANK: PatternWords(
         "equal before, so suspect the memory, the optimizer's state, or code of {one} alone",
         "load a checkpoint from before; if it happens again on the same GPU, test that GPU",
+        Action.RESTART_ELSEWHERE,
     ),
     DesyncPattern.LOAD: PatternWords(
         "different since weights were loaded or created, so the ranks did not get the same values",
         "load the same checkpoint on all ranks, and compare the checksums of the files",
+        Action.RESTORE_CHECKPOINT,
     ),
     DesyncPattern.GATHER: PatternWords(
         "suspect the network, or the collective",
         "test the links between the hosts of these ranks; if the replicas are equal, the weights are unharmed",
+        Action.RESTART_ELSEWHERE,
     ),
     DesyncPattern.UNKNOWN: PatternWords(
         "the cause is not known",
         "look at what the script does before this step that is not the same on all ranks",
+        Action.STOP,
     ),
     DesyncPattern.SAME_INPUT: PatternWords(
         "these ranks learn from the same samples",
         "use a DistributedSampler, or put the rank into the seed that picks and shuffles the data",
+        Action.FIX_CODE,
     ),
     DesyncPattern.NEVER_CHANGED: PatternWords(
         "it is in no optimizer, or each update is rounded away",
         "make the optimizer after all parameters exist; if it has this one, keep the weight in float32",
+        Action.FIX_CODE,
     ),
     DesyncPattern.UNTIED: PatternWords(
         "two parameters that were one tensor are trained apart",
         "tie them again after weights are loaded or moved, and before the optimizer is made",
+        Action.FIX_CODE,
     ),
 }
 """What reports and documents say of each pattern."""

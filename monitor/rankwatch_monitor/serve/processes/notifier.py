@@ -16,6 +16,7 @@ from rankwatch.shared.printable import one_line, printable
 
 from ...decide.core.effects import Alert
 from ...decide.core.report import Outcome, Report
+from ...decide.next.next_action import next_action, variables
 from ...views import as_json
 from .programs import NOTHING, PATIENCE, Programs
 
@@ -91,6 +92,7 @@ class Notifier:
             "RANKWATCH_OUTCOME": "" if outcome is None else outcome.value,
             "RANKWATCH_CAUSE": report.verdict.cause.value if report.verdict is not None else "",
             "RANKWATCH_RUN_DIR": report.folder,
+            **variables(next_action(report)),
         }
         body = {"event": event, "text": text, **as_json.to_dict(report), "outcome": outcome}
         ended = self._programs.run(self._command, told, LIMIT, given=json.dumps(body, allow_nan=False))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwatch_monitor.decide.core.journal import Decided
-from rankwatch_monitor.decide.core.report import Outcome
+from rankwatch_monitor.decide.core.report import End, Outcome
 from rankwatch_monitor.decide.ending.rules import EXCUSED, JUST_BEFORE, RULES, Ending, Incident, decide
 
 Happened: TypeAlias = tuple[Incident, str, float]
@@ -79,7 +79,43 @@ def after(*happened: Happened, abort_on_lost: bool = True) -> Ending:
     ],
 )
 def test_the_outcome(happened: list[Happened], outcome: Outcome, reason: str, abort: bool) -> None:
-    assert after(*happened).decided == Decided(outcome, reason, abort)
+    decided = after(*happened).decided
+    assert decided is not None
+    assert decided == Decided(outcome, reason, abort, decided.end)
+
+
+@pytest.mark.parametrize(
+    ("happened", "end"),
+    [
+        ([TRIP, ELECTED], End.VERDICT),
+        ([FAILED], End.FAILED),
+        ([SIGNAL, FAILED, LATE], End.FAILED),
+        ([EXITED], End.COMMAND),
+        ([LOST], End.LOST),
+        ([ALL_ONE_LOST], End.LOST),
+        ([FAILED, DIED], End.LOST),
+        ([ORPHANED], End.LOST),
+        ([STALLED], End.STALL),
+        ([(Incident.DESYNCED, "rank 1 differs", 3.0)], End.DESYNC),
+        ([STOPPED], End.SIGNAL),
+        ([SIGNAL, ALL], End.SIGNAL),
+        ([SIGNAL, ORPHANED], End.SIGNAL),
+        ([FAILED, (Incident.JOB_INTERRUPTED, "SIGINT", 4.0)], End.SIGNAL),
+        ([LIMIT, ALL], End.LIMIT),
+        ([(Incident.SIBLING_STOPPED, "train-0", 3.0), FAILED], End.SIBLING),
+        ([(Incident.RELAUNCHED, "train-1 began", 9.0)], End.RELAUNCHED),
+        ([COLLECTOR], End.UNWATCHED),
+        ([ALL], End.FINISHED),
+    ],
+)
+def test_why_it_ended(happened: list[Happened], end: End) -> None:
+    decided = after(*happened).decided
+    assert decided is not None
+    assert decided.end is end
+
+
+def test_each_end_has_a_rule() -> None:
+    assert {rule.why for rule in RULES} == set(End) - {End.UNKNOWN}
 
 
 @pytest.mark.parametrize(
@@ -109,7 +145,7 @@ def test_a_signal_explains_what_ranks_did_just_before(first: Happened, seconds: 
 
 
 def test_a_run_that_was_over_by_a_loss_is_open_again_when_the_rank_returns() -> None:
-    assert after(ALL_ONE_LOST, BACK, ALL).decided == Decided(Outcome.FINISHED, "", False)
+    assert after(ALL_ONE_LOST, BACK, ALL).decided == Decided(Outcome.FINISHED, "", False, End.FINISHED)
     waived = [after(LOST, ALL_ONE_LOST, BACK, ALL_ONE_LOST, abort_on_lost=False)]
     assert waived[0].reason == "rank 3 ended without a word"
     for ending in (after(LOST, BACK), after(TRIP, ELECTED, BACK), after(FAILED, DIED, BACK)):

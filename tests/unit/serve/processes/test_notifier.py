@@ -13,11 +13,13 @@ import pytest
 from collectors import until
 from rankwatch.shared.system.process import started_at
 from rankwatch_monitor.decide.core.effects import Alert, Trouble
-from rankwatch_monitor.decide.core.report import Outcome, Report
+from rankwatch_monitor.decide.core.report import End, Outcome, Report
 from rankwatch_monitor.serve.processes import notifier
 from rankwatch_monitor.serve.processes.notifier import Notifier
 
-LOST = Report("train-0", "train", 0, 2, Outcome.LOST, "rank 1 went silent", None, 7, None, (), folder="runs/train-0")
+LOST = Report(
+    "train-0", "train", 0, 2, Outcome.LOST, "rank 1 went silent", None, 7, None, (), folder="runs/train-0", end=End.LOST
+)
 
 
 def told(command: str, report: Report = LOST) -> None:
@@ -27,12 +29,13 @@ def told(command: str, report: Report = LOST) -> None:
 
 
 def test_it_has_the_report_and_the_essence_of_it(tmp_path: Path) -> None:
-    essence = "$RANKWATCH_RUN/$RANKWATCH_OUTCOME/$RANKWATCH_CAUSE/$RANKWATCH_RUN_DIR"
+    essence = "$RANKWATCH_RUN/$RANKWATCH_OUTCOME/$RANKWATCH_CAUSE/$RANKWATCH_RUN_DIR/$RANKWATCH_ACTION/$RANKWATCH_HOSTS"
     told(f'cat > {tmp_path}/body; echo "{essence}" > {tmp_path}/env')
     body = json.loads((tmp_path / "body").read_text())
     assert (body["event"], body["text"]) == ("verdict", "lost: rank 1 went silent")
+    assert body["advice"]["action"] == "restart"
     assert (body["run"]["id"], body["outcome"], body["reason"]) == ("train-0", "lost", "rank 1 went silent")
-    assert (tmp_path / "env").read_text() == "train-0/lost//runs/train-0\n"
+    assert (tmp_path / "env").read_text() == "train-0/lost//runs/train-0/restart/\n"
 
 
 def test_it_is_told_of_trouble_in_a_run_that_goes_on(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

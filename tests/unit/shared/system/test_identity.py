@@ -24,6 +24,7 @@ SRUN = {"SLURM_PROCID": "3", "SLURM_NTASKS": "4", "SLURM_LOCALID": "1", "SLURM_J
         ({**TORCHRUN, "TORCHELASTIC_RUN_ID": "exp", "TORCHELASTIC_RESTART_COUNT": "2"}, ("exp", 2, 5, 8, 1)),
         (SRUN, ("77", 0, 3, 4, 1)),
         ({**SRUN, **TORCHRUN, "SLURM_RESTART_COUNT": "1"}, ("77", 1, 5, 8, 1)),
+        ({**SRUN, **TORCHRUN, "SLURM_RESTART_COUNT": "1", "RANKWATCH_RESTART": "2"}, ("77", 3, 5, 8, 1)),
         ({**TORCHRUN, "RANKWATCH_JOB": "mine", "TORCHELASTIC_RUN_ID": "exp"}, ("mine", 0, 5, 8, 1)),
         # The batch script itself is one process, whatever number of tasks the job requested.
         ({"SLURM_JOB_ID": "77", "SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, ("77", 0, 0, 1, 0)),

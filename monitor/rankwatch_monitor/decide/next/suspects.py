@@ -23,9 +23,10 @@ from typing import NamedTuple
 
 from rankwatch.shared.str_enum import StrEnum
 from rankwatch.shared.types.trip import Cause
-from rankwatch_monitor.decide.core.report import Outcome, RankState, Report
-from rankwatch_monitor.decide.ending.exit_text import is_by_software
-from rankwatch_monitor.decide.replicas.desync import DesyncPattern
+
+from ..core.report import Outcome, RankState, Report
+from ..ending.exit_text import is_by_software
+from ..replicas.desync import DesyncPattern
 
 
 class SuspectKind(StrEnum):

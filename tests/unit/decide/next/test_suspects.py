@@ -3,36 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-import makers
+from outcomes import judged, report, row
 from rankwatch.shared.types.closeup import CloseUp
 from rankwatch.shared.types.trip import Cause
-from rankwatch_fleet.suspects import Suspect, SuspectKind, suspects_of
-from rankwatch_monitor.decide.core.report import Outcome, RankRow, RankState, Report
+from rankwatch_monitor.decide.core.report import Outcome, RankState, Report
 from rankwatch_monitor.decide.ending.exit_text import describe_exit
+from rankwatch_monitor.decide.next.suspects import Suspect, SuspectKind, suspects_of
 from rankwatch_monitor.decide.replicas.desync import Desync, DesyncPattern
-from rankwatch_monitor.decide.trip.verdict import Certainty, Verdict
 
 ONE = Desync(120, "layers.3.weight", (1,), 4, DesyncPattern.ONE_RANK, "gpu07", "GPU-5f3a", equal_at=104, source="DDP")
-
-
-def row(rank: int, state: RankState = RankState.FINISHED, **changes: Any) -> RankRow:
-    return replace(RankRow(rank, rank, f"node{rank // 2}", 100 + rank, 9, state, False, 0, ""), **changes)
-
-
-def report(outcome: Outcome = Outcome.FINISHED, *states: RankState, **changes: Any) -> Report:
-    """Of four ranks on two hosts; they finished, but for the first ones if their states are given."""
-    rows = [row(rank, state) for rank, state in enumerate([*states, *[RankState.FINISHED] * (4 - len(states))])]
-    return replace(Report("train-0", "train", 0, 4, outcome, "", None, None, None, rows), **changes)
-
-
-def judged(cause: Cause, closeup: CloseUp | None = None, alike: tuple[int, ...] = (), **of_trip: Any) -> Report:
-    trip = replace(makers.trip(), **of_trip)
-    verdict = Verdict(1, trip, cause, "", Certainty.COMPLETE, (), (), 4, "", alike)
-    return report(Outcome.ABORTED, verdict=verdict, closeup=closeup)
 
 
 def kinds(of: Report) -> list[tuple[str, int, bool]]:

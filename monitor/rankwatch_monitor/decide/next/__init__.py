@@ -1,0 +1,1 @@
+"""What to do once a run is over: which machine is suspected, and whether the job starts again."""
