@@ -121,7 +121,7 @@ class Settler:
         if self._hold(frame, part, call):
             return
         found = self._find(frame, part, call)
-        if found is None or not self._announce(found):
+        if found is None or (found := self._announce(found)) is None:
             return
         if frame.spec.readings[0].kind is Kind.MARKED:
             self._wait_with(self.waiting or found)  # detect_overflow returns to its caller, and the next hook raises
@@ -313,10 +313,10 @@ class Settler:
             self.add(frame, part, None)
 
     def _settle(self, part: BatchPart) -> None:
-        was_bad, found, ends = self.bad_step is not None, self._judge_late(part), False
+        was_bad, found, last = self.bad_step is not None, self._judge_late(part), None
         if found is not None:
             self._trace(part)
-            ends = self._announce(found)
+            last = self._announce(found)
         elif self._has_bad and part.batch.is_full and not was_bad:
             self._evidence.learn(part)
         self._judged(part, has_tripped=found is not None)
@@ -330,8 +330,8 @@ class Settler:
             self._drop_loss_of(part)
         elif part.is_sent_now:
             self._send(part)
-        if found is not None and ends:
-            raise self._reporter.on_trip(found.trip, found.bad_readings)
+        if last is not None:
+            raise self._reporter.on_trip(last.trip, last.bad_readings)
 
     def _send_without_loss(self, forward: BatchPart) -> None:
         """No loss, or no further one, of this forward will come."""
@@ -387,23 +387,24 @@ class Settler:
             for part in unsent:
                 self._send(part)
 
-    def _announce(self, found: FoundTrip) -> bool:
-        """Tells of a trip, and returns True: it ends the training. False: it waits for its step, which may be left out."""
+    def _announce(self, found: FoundTrip) -> FoundTrip | None:
+        """Tells of a trip, and returns what ends the training. None: the trip waits for its step, which may be left out."""
         self._held.all.clear()
         if self._skips and not found.trip.weights:
             self.bad_step = BadStep(found, closeup_of(found, self._reporter, self._model.modules))
             self._life.held = self.bad_step.moment
-            return False
-        trip = replace(found.trip, left_out=LeftOut(WEIGHTS_ARE_BAD)) if self._skips else found.trip
-        self._reporter.on_found(trip)
+            return None
+        if self._skips:
+            found = found._replace(trip=replace(found.trip, left_out=LeftOut(WEIGHTS_ARE_BAD)))
+        self._reporter.on_found(found.trip)
         if (closeup := closeup_of(found, self._reporter, self._model.modules)) is not None:
             self._reporter.on_closeup(closeup)
         self._let_go()
-        return True
+        return found
 
     def _end_with(self, found: FoundTrip) -> None:
-        if self._announce(found):
-            raise self._reporter.on_trip(found.trip, found.bad_readings)
+        if (last := self._announce(found)) is not None:
+            raise self._reporter.on_trip(last.trip, last.bad_readings)
 
     def _raise_held(self, held: HeldLoss) -> None:
         found = self._trip_of_held(held)

@@ -15,7 +15,7 @@ SMALL = 1 << 16
 may be larger, and is not written so."""
 
 
-class _Copy(NamedTuple):
+class _BufferCopy(NamedTuple):
     """A buffer, its version, and a copy of its values as they were with that version."""
 
     value: Tensor
@@ -28,7 +28,7 @@ class BufferCopies:
 
     def __init__(self, root: nn.Module) -> None:
         self._root = root
-        self._kept: dict[tuple[int, str], _Copy] = {}
+        self._kept: dict[tuple[int, str], _BufferCopy] = {}
 
     @torch.no_grad()
     def keep(self, *, trusts_versions: bool) -> None:
@@ -42,7 +42,7 @@ class BufferCopies:
                     continue
                 known = before.get((id(module), name))
                 if known is None or known.value is not value:
-                    known = _Copy(value, value._version, value.detach().clone())
+                    known = _BufferCopy(value, value._version, value.detach().clone())
                 elif known.version != value._version or not trusts_versions or value.numel() <= SMALL:
                     old.append(known.copy)
                     new.append(value.detach())
@@ -62,7 +62,7 @@ class BufferCopies:
                     names.append(named.label(name))
         return tuple(names)
 
-    def _put_back(self, module: nn.Module, name: str, kept: _Copy) -> bool:
+    def _put_back(self, module: nn.Module, name: str, kept: _BufferCopy) -> bool:
         value = module._buffers[name]
         is_same = value is kept.value and torch.equal(local(value), local(kept.copy))
         if not is_same:

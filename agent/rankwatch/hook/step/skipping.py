@@ -64,9 +64,11 @@ class Skipping:
         """Whether no forward came since the last step."""
         self._is_left_out = False
         """Whether the step, or one of another optimizer since the last forward, is left out."""
+        self._left_out: LeftOut | None = None
+        """What is told of the step, once its optimizer has stood still."""
         self._forwards = 0
-        self._before: tuple[Optimizer, list[Any], list[dict[str, Any]]] | None = None
-        """An optimizer that has lost its gradients, as it was before its step."""
+        self._before: list[tuple[Optimizer, list[Any], list[dict[str, Any]]]] = []
+        """Optimizers that have lost their gradients, as they were before the steps that run: one may call its parent class's."""
 
     def on(self, event: ForwardComes | OtherStepBegins | StepDone) -> None:
         if not self.is_on:
@@ -86,6 +88,7 @@ class Skipping:
             self._forwards += 1
             if self._forwards > MAX_FORWARDS:
                 self._settler.refuse(f"no step of an optimizer of the model came in {MAX_FORWARDS} forwards")
+        self._before.clear()
         if torch.is_grad_enabled() and self._is_new:
             self._is_new = self._is_left_out = False
             self._copies.keep(trusts_versions=True)
@@ -109,7 +112,7 @@ class Skipping:
             return False
         if not self._is_left_out:
             self._leave_out(type(optimizer).__name__ if isinstance(optimizer, LBFGS) else "")
-        self._before = optimizer, versions_of(optimizer), [dict(group) for group in optimizer.param_groups]
+        self._before.append((optimizer, versions_of(optimizer), [dict(group) for group in optimizer.param_groups]))
         take_gradients(optimizer)
         return True
 
@@ -134,17 +137,25 @@ class Skipping:
             self._settler.refuse(str(self._budget), restored)
         else:
             left = self._budget.left(self._step)
-            self._settler.leave_out(LeftOut("", restored, left, self._allowed.most, self._allowed.of))
+            self._left_out = LeftOut("", restored, left, self._allowed.most, self._allowed.of)
+
+    def _tell(self) -> None:
+        left_out, self._left_out = self._left_out, None
+        if left_out is not None:
+            self._settler.leave_out(left_out)
 
     # --- after it -----------------------------------------------------------------------------------------------------
 
     def _step_done(self, optimizer: Optimizer) -> None:
-        before, self._before = self._before, None
-        if before is not None and before[0] is optimizer:
-            for group, values in zip(optimizer.param_groups, before[2], strict=True):
-                group.update({name: value for name, value in values.items() if name != "params"})
-            if versions_of(optimizer) != before[1]:
+        if self._before and self._before[-1][0] is optimizer:
+            _, versions, groups = self._before.pop()
+            for group, values in zip(optimizer.param_groups, groups, strict=True):
+                parameters = group["params"]
+                group.clear()
+                group.update(values, params=parameters)
+            if versions_of(optimizer) != versions:
                 self._settler.refuse(f"{type(optimizer).__name__} has changed weights or its state without gradients")
+        self._tell()
         if not self._is_new:
             self._begin_step()
 
