@@ -118,14 +118,12 @@ class Skipping:
 
     def scaler_stepped(self, optimizer: Optimizer, scaler: Any) -> None:
         """A loss scaler has come to the step of an optimizer. If it has skipped the step, it did so on all ranks."""
-        if (
-            self.is_on
-            and not self._is_new
-            and found_inf(scaler, optimizer)
-            and is_so_anywhere(self._settler.bad_step is not None)
-        ):
+        if self._is_new or not self.is_on or not found_inf(scaler, optimizer):
+            return
+        if is_so_anywhere(self._settler.bad_step is not None):
             self._leave_out("")
-            self._begin_step()
+            self._tell()
+        self._begin_step()
 
     def _leave_out(self, unfit: str) -> None:
         """``unfit``: the optimizer that does not do nothing without gradients."""
@@ -155,7 +153,8 @@ class Skipping:
                 group.update(values, params=parameters)
             if versions_of(optimizer) != versions:
                 self._settler.refuse(f"{type(optimizer).__name__} has changed weights or its state without gradients")
-        self._tell()
+        if not self._before:
+            self._tell()
         if not self._is_new:
             self._begin_step()
 
