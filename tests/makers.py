@@ -29,7 +29,7 @@ from rankwatch.shared.types.frame import (
 )
 from rankwatch.shared.types.gpu import Gpu
 from rankwatch.shared.types.notice import Notice, NoticeKind
-from rankwatch.shared.types.trip import BadWeight, Operator, Source, Trip
+from rankwatch.shared.types.trip import BadWeight, LeftOut, Operator, Source, Trip
 
 INF, NAN = float("inf"), float("nan")
 
@@ -89,7 +89,8 @@ def evidenced_trip() -> Trip:
     operator = made_by("aten.exp.default")
     weight = BadWeight("layer", "Linear", reading("bias", INF), 3, is_here=False)
     looked = replace(trip(), operator=operator, weights=(weight,), harmless=("input[mask]",), collective="all_reduce")
-    return replace(looked, bad_since=2, changed="proj", recurs=True, closeup_within=2.0)
+    left_out = LeftOut(restored=("bn.running_mean",), budget_left=2, most=3, of=128)
+    return replace(looked, bad_since=2, changed="proj", recurs=True, closeup_within=2.0, left_out=left_out)
 
 
 def made_by(name: str = "aten.exp.default", node: str = "") -> Operator:

@@ -10,6 +10,7 @@ from torch import nn
 from ..errors import TrainingAborted
 from ..hook.stage import PipelineStage, module_and_stage
 from ..measure.modules import unwrap
+from ..shared.types.bad_step import ABORT, OnBadStep
 from ..shared.types.config import Capsule, Config, Policy, is_disabled, resolve
 from ..shared.types.tuning import Check
 from .registry import leave, open_watches, prepare
@@ -31,6 +32,7 @@ def watch(
     fingerprints: int = 16,
     gradients: bool = False,
     guard: bool = True,
+    on_bad_step: str | OnBadStep = ABORT,
     loss_scale: Callable[[], float] | None = None,
     max_scale_shrinks: int = 10,
     first_batch: int = 0,
@@ -71,6 +73,8 @@ def watch(
         gradients: also watch the backward: gradients of module outputs, inputs, and parameters.
         guard: look at the gradients before each optimizer step. If one is not finite, and no loss scaler deals with it, the
             step is not taken, and each rank runs its batch again to find where the gradient came from.
+        on_bad_step: what a bad step does. ``abort``: it ends the run. ``skip``: all ranks leave the step out and train on, for
+            at most 3 steps of the last 128; ``skip=1/1000``: for at most 1 of the last 1000. Else it ends the run.
         loss_scale: a function that returns the dynamic loss scale in use, of DeepSpeed for example;
             ``torch.amp.GradScaler`` needs none. While a scale is in use, non-finite gradients are measured, but do not trip.
         max_scale_shrinks: after the loss scale has shrunk this often in a row, from 65536 or less, non-finite gradients trip.

@@ -16,6 +16,7 @@ from typing import Annotated, Any, TypeAlias, get_args, get_type_hints
 
 from ...errors import TrainingAborted, UsageError
 from ..str_enum import StrEnum
+from .bad_step import ABORT, OnBadStep, parse
 from .fields import MAX_CLOSEUP
 from .tuning import Check
 
@@ -133,6 +134,15 @@ def _patterns(value: Any, where: str) -> tuple[str, ...]:
     return patterns
 
 
+def _on_bad_step(value: Any, where: str) -> OnBadStep:
+    if isinstance(value, OnBadStep):
+        return value
+    try:
+        return parse(value if isinstance(value, str) else "")
+    except ValueError as error:
+        raise UsageError(f"{where}: {error}") from None
+
+
 def _path(value: Any, where: str) -> str:
     if not isinstance(value, (str, os.PathLike)):
         raise UsageError(f"{where}: expected the path of a connection file")
@@ -155,6 +165,7 @@ class Config:
     fingerprints: Annotated[int, _at_least(0)] = 16
     gradients: Annotated[bool, _flag] = False
     guard: Annotated[bool, _flag] = True
+    on_bad_step: Annotated[OnBadStep, _on_bad_step] = ABORT
     loss_scale: Annotated[Callable[[], float] | None, _function("without arguments that returns the scale in use")] = None
     max_scale_shrinks: Annotated[int, _at_least(1)] = 10
     first_batch: Annotated[int, _at_least(0)] = 0
@@ -209,7 +220,13 @@ def resolve(environ: Mapping[str, str] | None = None, **arguments: Any) -> Confi
         elif given == option.default and name in in_file:
             given = check(in_file[name], f"{path}: {name} = {in_file[name]!r}")
         values[name] = given
-    return Config(**values)
+    config = Config(**values)
+    if config.on_bad_step.skips and (not config.guard or config.policy is Policy.OFF):
+        raise UsageError(
+            f"on_bad_step={config.on_bad_step}: the gradient guard decides which step is left out; it needs guard=True, and a "
+            "policy other than off"
+        )
+    return config
 
 
 def _split(value: str) -> list[str]:

@@ -142,6 +142,21 @@ class Operator:
         return ".".join(self.name.split(".")[:2])
 
 
+class LeftOut(NamedTuple):
+    """What became of the step of a trip with ``on_bad_step="skip"``.
+
+    ``refused``: why the step could not be left out, so that the run is aborted; empty: it was left out, on all ranks alike.
+    ``restored`` are the buffers that the step's forwards had written, and that have their values from before it. ``budget_left``
+    is how many steps may still be left out, of ``most`` in the last ``of`` steps.
+    """
+
+    refused: str = ""
+    restored: Annotated[tuple[str, ...], Items(MAX_RING)] = ()
+    budget_left: Annotated[int, integer(0)] = 0
+    most: Annotated[int, integer(0)] = 0
+    of: Annotated[int, integer(0)] = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Trip:
     """A frame that broke the policy, with the evidence.
@@ -198,6 +213,7 @@ class Trip:
     rates: Annotated[tuple[AnyFloat, ...], Items(MAX_RATES)] = ()
     grown: GrownWeight | None = None
     outside: Frame | None = None
+    left_out: LeftOut | None = None
 
     def check_parts(self) -> None:
         if self.frame.position != self.position or self.reading >= len(self.frame.spec.readings):

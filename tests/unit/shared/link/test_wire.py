@@ -45,8 +45,9 @@ MESSAGES: list[messages.Message] = [
 ]
 OF_EACH = pytest.mark.parametrize("message", MESSAGES, ids=lambda message: type(message).__name__)
 
-OPTIONAL = {messages.Tripped: (12, 19, 26, 27), messages.LookedCloser: (0,)}
-"""The parts that may be nothing: the operator, whether the trip recurs, the weight that grew, the call outside of the model."""
+OPTIONAL = {messages.Tripped: (12, 19, 26, 27, 28), messages.LookedCloser: (0,)}
+"""The parts that may be nothing: the operator, whether the trip recurs, the weight that grew, the call outside of the model, what
+became of the step."""
 
 
 # fmt: off
@@ -78,7 +79,7 @@ def test_golden_bytes() -> None:
     trip = wire.encode(messages.Tripped(1, makers.trip(loss_scale=1024.0)))
     assert trip.hex().endswith(
         "9202030600" "01" "cb408f400000000000" "cb4090000000000000" "90" "c0" "90" "a0" "ff" "a0a0" "c2" "c0"
-        "cb0000000000000000" "c2a0" "ff" "9400ff0000" "90c0" "c0"
+        "cb0000000000000000" "c2a0" "ff" "9400ff0000" "90c0" "c0" "c0"
     )
 
 

@@ -1,0 +1,41 @@
+"""A training whose bad steps were left out ends, bit for bit, as the one without these steps, on each of its ranks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import Any
+
+import pytest
+import torch.distributed.fsdp
+
+from jobs import environment, torchrun
+
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.slow,
+    pytest.mark.skipif(not hasattr(torch.distributed.fsdp, "fully_shard"), reason="fully_shard came with torch 2.6"),
+]
+
+
+def tried(*what: str, ranks: int) -> list[dict[str, Any]]:
+    command = torchrun("left_out.py", *what, ranks=ranks)
+    job = subprocess.run(command, capture_output=True, text=True, env=environment(OMP_NUM_THREADS="1"), check=False)
+    assert job.returncode == 0, job.stderr[-4000:]
+    lines = [line.partition("left out ")[2] for line in job.stdout.splitlines() if line.startswith("left out ")]
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_each_way_of_training(ranks: int) -> None:
+    lines = tried("table", ranks=ranks)
+    assert len(lines) > 50
+    assert [line for line in lines if not all(line["same"])] == []
+    assert [line for line in lines if not any(line["left_out"])] == []
+
+
+@pytest.mark.parametrize(("ranks", "first", "count"), [(2, 0, 100), (3, 100, 50), (4, 150, 50)])
+def test_schedules_that_are_drawn(ranks: int, first: int, count: int) -> None:
+    lines = tried("drawn", str(first), str(count), ranks=ranks)
+    assert len(lines) == count
+    assert [line for line in lines if not all(line["same"])] == []
