@@ -67,7 +67,7 @@ INVARIANTS: dict[str, Callable[[Run], bool]] = {
         )
     ),
     "a complete verdict rests on an answer of every rank": _rests_on_all,
-    "the ranks whose trip ends the run are counted": lambda run: (
+    "the ranks whose trip ends the run are known": lambda run: (
         run.trips.election.trips.keys() <= {number for number, rank in run.ranks.items() if rank.trip is not None}
     ),
     "an election on a step that was left out waits for the ranks that may still trip earlier": lambda run: all(

@@ -190,8 +190,8 @@ class Skipped(Finding):
     """A step was left out on all ranks, and the verdict on it is final: on the trips of its optimizer step, of those steps with
     this number the ``nth``.
 
-    ``text`` says what was bad, and ``so_far`` which steps were left out by now. ``stops``: why this helps no more, so that the run
-    ends; empty: it goes on. ``found``: the verdict is the end of a divergence.
+    ``text`` says what was bad, and ``so_far`` which steps were left out by now. ``stops``: why this helps no more, so that the
+    run ends; empty: it goes on. ``found``: the verdict is the end of a divergence.
     """
 
     step: int

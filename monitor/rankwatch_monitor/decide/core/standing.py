@@ -35,8 +35,8 @@ class RunStanding(NamedTuple):
     """Where a run is now, and how it ended once it is ``over``; ``tripped`` and ``stalled`` count ranks.
 
     Ranks send a beat, and standings are written, every ``heartbeat`` seconds. ``waiting`` says which ranks an election waits
-    for; it is empty outside an election. ``desynced`` counts the parameters that are not what they must be, ``skipped`` the steps that
-    were left out.
+    for; it is empty outside an election. ``desynced`` counts the parameters that are not what they must be, ``skipped`` the
+    steps that were left out.
     """
 
     job: str

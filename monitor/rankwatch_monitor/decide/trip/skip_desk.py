@@ -159,9 +159,9 @@ class SkipDesk(Desk):
         surplus = len(self.open) - MOST_OPEN
         for place, (key, ballot) in enumerate(list(self.open.items())):
             final = ended or place < surplus
-            if ballot.verdict is None and (final or ballot.election.is_due(now)):
-                if self._hold(ballot, now, final=final) and not ended:
-                    self.books.note_down(now, Waited())
+            is_due = ballot.verdict is None and (final or ballot.election.is_due(now))
+            if is_due and self._hold(ballot, now, final=final) and not ended:
+                self.books.note_down(now, Waited())
             if ballot.verdict is not None and (final or ballot.is_heard(self.books.ranks[ballot.verdict.tripped], now)):
                 yield from self._tell(key, ballot.verdict, now, differ() if is_open and not ended else None)
 

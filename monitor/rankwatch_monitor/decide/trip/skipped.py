@@ -43,8 +43,8 @@ class SkippedStep:
     """A step that was left out, with the verdict on what was bad in it. ``closeup`` and ``origin``: as those of a report.
 
     ``restored`` are the buffers that were put back, and ``budget_left`` is how many steps may still be left out, of ``most`` in
-    ``of`` steps. ``frames_in_batch``: of the culprit's batch; None: not known. ``stops``: why leaving it out does not help, so that
-    it ends the run; empty: the run goes on.
+    ``of`` steps. ``frames_in_batch``: of the culprit's batch; None: not known. ``stops``: why leaving it out does not help, so
+    that it ends the run; empty: the run goes on.
     """
 
     step: int
@@ -89,7 +89,7 @@ def refusal(verdict: Verdict) -> str:
 
 
 def tell_all(skipped: Sequence[SkippedStep], count: int) -> str:
-    """``2 steps were left out: batch 14 (...), batch 20 (...)``; of ``count`` steps these are the last ones. Empty without any."""
+    """``2 steps were left out: batch 14 (...), batch 20 (...)``; of ``count`` steps these are the last. Empty without any."""
     if not count:
         return ""
     shown = skipped[-TOLD:]
