@@ -53,6 +53,7 @@ JOBS = {
     "zero-code": commands("zero-code.md"),
     "doctor": commands("doctor.md"),
     "fleet": commands("fleet.md"),
+    "bad-step": commands("bad-step.md"),
     "metrics": [command for command in commands("metrics.md") if command.startswith("rankwatch")],
 }
 """Commands with real ranks, by what they are about."""

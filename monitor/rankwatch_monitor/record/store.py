@@ -113,7 +113,7 @@ class Store:
         self._events = self._one("SELECT COUNT(*) FROM events")
         row = self._database.execute(runs.QUERY).fetchone()
         skipped = self._database.execute(runs.SKIPPED).fetchone() or ("",)
-        self.row = RunRow("", *row, skipped=skipped[0]) if row else RunRow("")
+        self.row = RunRow("", *row)._replace(skipped=skipped[0]) if row else RunRow("")
         """What a list shows of the run, according to what was written."""
         self._bytes = {
             name: self._one(f"SELECT TOTAL(LENGTH(body)) FROM {name}") for name in ("summaries", "envelopes", "tables")

@@ -165,7 +165,9 @@ class RunsFolder:
 
     def _searched(self, report: Report) -> Report:
         if report.run in self._origins:
-            return replace(report, origin=self._origins[report.run])
+            report = replace(report, origin=self._origins[report.run])
+            if not report.skipped:
+                return report
         try:
             with RunRecord(self.record_of(report.run), by_writer=report.verdict is None) as record:
                 report = searched(report, record)

@@ -124,8 +124,16 @@ def of_rank(record: RunRecord, rank: int) -> RankDetails:
     standing = next((standing for standing in standings if standing.rank == rank), None)
     parts = list(_digests(record.last_digests(rank, LAST_BATCHES)))
     trip = next((said.trip for said in reversed(_said(record, rank, messages.Tripped))), None)
-    closeup = next((said.closeup for said in _said(record, rank, messages.LookedCloser)), None)
+    closeup = _closeup(report, trip, _said(record, rank, messages.LookedCloser))
     return RankDetails(report, row, standing, trip, closeup, parts, record.sent_batches(rank))
+
+
+def _closeup(report: Report, trip: Trip | None, said: list[messages.LookedCloser]) -> CloseUp | None:
+    """Of this trip. A rank that left out steps has one of each."""
+    skipped = next((one for one in report.skipped if one.verdict.trip == trip), None)
+    if skipped is not None:
+        return skipped.closeup
+    return next((one.closeup for one in said if not report.skipped or one is said[-1]), None)
 
 
 def of_batch(record: RunRecord, batch: int, rank: int | None) -> BatchDetails:

@@ -46,8 +46,8 @@ def guilty(step: int, frame: int = 1, left_out: LeftOut | None = LEFT_OUT, withi
 def innocent(step: int, left_out: LeftOut | None = LEFT_OUT) -> Trip:
     """The nan came to this rank by the reduction of the gradients."""
     trip = makers.trip(GRADIENT, at=(step, 0, FRAMES - 1), step=step, phase=Phase.BACKWARD)
-    said = {"guarded": True, "unfound": "run again, this rank's own gradient was finite", "received": "all_reduce"}
-    return replace(trip, left_out=left_out, first_of_step=step, looked_at=end_of(step), **said)
+    trip = replace(trip, guarded=True, unfound="run again, this rank's own gradient was finite", received="all_reduce")
+    return replace(trip, left_out=left_out, first_of_step=step, looked_at=end_of(step))
 
 
 def end_of(step: int) -> Moment:
