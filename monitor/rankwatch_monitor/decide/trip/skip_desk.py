@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
+from rankwatch.shared.bounded import BoundedDict
 from rankwatch.shared.types import messages
 from rankwatch.shared.types.closeup import CloseUp
 from rankwatch.shared.types.frame import Moment
@@ -27,6 +28,9 @@ from .verdict import Verdict, logical_time_of
 
 MOST_OPEN = 64
 """Elections on such steps at a time: for a further one, the oldest is held at once. No rank is so far ahead of another."""
+
+MOST_ALSO = 64
+"""Other ranks' trips that are kept with a step."""
 
 
 @dataclass(slots=True)
@@ -57,8 +61,8 @@ class SkipDesk(Desk):
     stops: str = ""
     """Why leaving out steps did not help, so that the run is stopped."""
     repeats: Repeats = field(default_factory=Repeats)
-    _tripped: dict[StepKey, set[int]] = field(default_factory=dict)
-    """The ranks whose trips of a step are here. Without those of a step that is too old to be told."""
+    _tripped: BoundedDict[StepKey, set[int]] = field(default_factory=lambda: BoundedDict(MOST_OPEN))
+    """The ranks whose trips of a step are here: of the last steps."""
     _oldest: int = -1
     """The last step that is too old to be told."""
 
@@ -71,7 +75,9 @@ class SkipDesk(Desk):
         yield self.books.note(f"{describe_culprit(rank.name, trip)}: its step was left out")
         if key[0] <= self._oldest:
             return
-        self._tripped.setdefault(key, set()).add(rank.number)
+        if key not in self._tripped:
+            self._tripped[key] = set()
+        self._tripped[key].add(rank.number)
         if key in self.told:
             return
         ballot = self.open.get(key)
@@ -216,17 +222,16 @@ class SkipDesk(Desk):
         if len(self.told) > MOST_KEPT:
             oldest = next(iter(self.told))
             del self.told[oldest]
-            self._tripped.pop(oldest, None)
             self._oldest = max(self._oldest, oldest[0])
         if skipped.stops and self.books.verdict is None:
             self.stops, self.books.verdict = skipped.stops, verdict
             self.books.ranks[verdict.tripped].take_over(verdict.trip, one.closeup, float("-inf"))
 
     def _made_of(self, key: StepKey, verdict: Verdict) -> SkippedStep:
-        """Of the other ranks' trips, the last frame is kept: there may be thousands."""
+        """Of other ranks' trips, the first ones are kept, with their last frame: there may be thousands."""
         ballot = self.open[key]
         closeup = ballot.closeups.get(verdict.tripped)
-        also = tuple((number, replace(trip, frames=trip.frames[-1:])) for number, trip in verdict.also)
+        also = tuple((number, replace(trip, frames=trip.frames[-1:])) for number, trip in verdict.also[:MOST_ALSO])
         left = left_of([trip for _, trip in verdict.all_tripped])
         return SkippedStep(key[0], replace(verdict, also=also), closeup, *left, origin=origin_of(verdict))
 

@@ -29,6 +29,8 @@ class TripDesk(Desk):
     election: Election = field(init=False)
     losses: LossHistories = field(default_factory=LossHistories)
     counts: StepCounts = field(default_factory=StepCounts)
+    _steps: set[int] = field(default_factory=set)
+    """Those of the trips by which the run ends: of thousands of ranks, each trip asks for them."""
     _is_closed: bool = False
 
     def __post_init__(self) -> None:
@@ -43,7 +45,7 @@ class TripDesk(Desk):
 
     def ends_with(self, step: int) -> bool:
         """Whether a rank has tripped in this step, and did not leave it out."""
-        return any(trip.optimizer_step == step for trip in self.election.trips.values())
+        return step in self._steps
 
     def expect(self, rank: Rank, trip: Trip, now: float, *, is_decided: bool, has_company: bool = False) -> None:
         """Before a trip is noted down: what it is judged by. ``is_decided``: whether it is known how the run ends.
@@ -62,6 +64,7 @@ class TripDesk(Desk):
     def join(self, rank: Rank, trip: Trip, now: float, *, is_decided: bool) -> Iterator[Effect]:
         """A trip takes part in how the run ends."""
         self.election.trips[rank.number] = trip
+        self._steps.add(trip.optimizer_step)
         if self._is_earliest(rank, trip, is_decided=is_decided):
             at = logical_time_of(trip, rank.hello.stage)
             asked = self.election.aim(at, self.books.ranks, now)

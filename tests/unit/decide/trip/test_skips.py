@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 import makers
 from desk import Desk, connected
+from left_out import FRAMES, REFUSED, guilty, innocent, passes
 from rankwatch.shared.types import messages
 from rankwatch.shared.types.closeup import CloseUp
-from rankwatch.shared.types.frame import Kind, Moment, Phase
+from rankwatch.shared.types.frame import Moment
 from rankwatch.shared.types.gpu import Gpu
-from rankwatch.shared.types.trip import LeftOut, Operator, Source, Trip
+from rankwatch.shared.types.trip import LeftOut
 from rankwatch_monitor.decide.core.effects import Alert, Note, Trouble
 from rankwatch_monitor.decide.core.ledger import Ledger
 from rankwatch_monitor.decide.core.options import Options
@@ -22,42 +23,6 @@ from rankwatch_monitor.decide.core.rank import CLOSEUP_MARGIN
 from rankwatch_monitor.decide.core.report import Outcome
 from rankwatch_monitor.decide.trip.skipped import MOST_KEPT, SkippedStep
 from rankwatch_monitor.decide.trip.verdict import Certainty
-
-FRAMES = 4
-"""Of a batch's forward and backward; each step has one batch."""
-
-GRADIENT = makers.reading("weight.grad", makers.NAN, kind=Kind.GRADIENT)
-
-LEFT_OUT = LeftOut(restored=("bn.running_mean",), budget_left=2, most=3, of=128)
-REFUSED = LeftOut("3 of the last 128 steps were left out", most=3, of=128)
-
-
-def guilty(step: int, frame: int = 1, left_out: LeftOut | None = LEFT_OUT, within: float = 0.0, line: int = 41) -> Trip:
-    """In the forward of this step a division made nan, at this line."""
-    operator = Operator(
-        "aten.div.Tensor", (), makers.reading("output", makers.NAN), source=Source("train.py", line, "f", "")
-    )
-    trip = makers.trip(at=(step, 0, frame), step=step)
-    return replace(
-        trip, operator=operator, left_out=left_out, closeup_within=within, first_of_step=step, looked_at=end_of(step)
-    )
-
-
-def innocent(step: int, left_out: LeftOut | None = LEFT_OUT) -> Trip:
-    """The nan came to this rank by the reduction of the gradients."""
-    trip = makers.trip(GRADIENT, at=(step, 0, FRAMES - 1), step=step, phase=Phase.BACKWARD)
-    trip = replace(trip, guarded=True, unfound="run again, this rank's own gradient was finite", received="all_reduce")
-    return replace(trip, left_out=left_out, first_of_step=step, looked_at=end_of(step))
-
-
-def end_of(step: int) -> Moment:
-    return Moment(step, step, 0, FRAMES)
-
-
-def passes(step: int) -> messages.Beat:
-    """A rank is in the step after this one."""
-    at = Moment(step + 1, step + 1, 0, 1)
-    return messages.Beat(at, "forward", 0, 0, 1000.0, first_of_step=step + 1, settled=at)
 
 
 def skipped_in(desk: Desk) -> list[SkippedStep]:
