@@ -206,14 +206,14 @@ class Intake:
             rank.skipped = None
         if rank.trip is not None:
             return
-        yield from self.trips.take(rank, trip, now, is_decided=is_decided)
-        if is_decided:
-            return
-        for number, other, closeup, due in self.skips.give_up(trip.optimizer_step):
-            if (peer := self.ranks[number]).trip is None:
-                peer.take_over(other, closeup, due)
-                yield from self.trips.join(peer, other, now, is_decided=False)
-        self.ending.happens(Incident.TRIPPED, "", now)
+        company = []
+        for number, other, closeup, due in () if is_decided else self.skips.give_up(trip.optimizer_step):
+            if number != rank.number:
+                self.ranks[number].take_over(other, closeup, due)
+                company.append(self.ranks[number])
+        yield from self.trips.take(rank, trip, now, is_decided=is_decided, company=company)
+        if not is_decided:
+            self.ending.happens(Incident.TRIPPED, "", now)
 
     def _take_sequenced(self, rank: Rank, message: messages.Sequenced, now: float) -> Iterator[Effect]:
         is_decided = self.ending.is_decided

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from rankwatch.shared.types import messages
 from rankwatch.shared.types.frame import Moment
@@ -56,17 +57,20 @@ class TripDesk(Desk):
             # Noted down alone: the ranks are there already, and the abort waits for this.
             self.books.note_down(now, moments_of(self.books.ranks.values()))
 
-    def take(self, rank: Rank, trip: Trip, now: float, *, is_decided: bool) -> Iterator[Effect]:
+    def take(
+        self, rank: Rank, trip: Trip, now: float, *, is_decided: bool, company: Collection[Rank] = ()
+    ) -> Iterator[Effect]:
+        """``company``: ranks that had left out this step; their trips take part now."""
         rank.take_trip(trip, now)
         yield self.books.note(describe_culprit(rank.name, trip))
-        yield from self.join(rank, trip, now, is_decided=is_decided)
-
-    def join(self, rank: Rank, trip: Trip, now: float, *, is_decided: bool) -> Iterator[Effect]:
-        """A trip takes part in how the run ends."""
-        self.election.trips[rank.number] = trip
-        self._steps.add(trip.optimizer_step)
-        if self._is_earliest(rank, trip, is_decided=is_decided):
-            at = logical_time_of(trip, rank.hello.stage)
+        times = []
+        for one in (rank, *company):
+            if one.trip is not None:
+                self.election.trips[one.number] = one.trip
+                self._steps.add(one.trip.optimizer_step)
+                times.append(logical_time_of(one.trip, one.hello.stage))
+        at = min(times, key=attrgetter("order"))
+        if not is_decided and self.election.is_lowered_by(at):
             asked = self.election.aim(at, self.books.ranks, now)
             yield SendAll([other.peer for other in asked], messages.Probe(at.passed))
 

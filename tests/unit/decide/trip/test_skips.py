@@ -384,6 +384,37 @@ def test_a_collector_that_takes_over_in_the_middle_tells_the_same(training: Trai
     again.check_records()
 
 
+@settings(max_examples=100, derandomize=True, deadline=None)
+@given(training=trainings(), data=st.data())
+def test_an_abort_ends_the_last_step_and_none_before_it(training: Training, data: st.DataObject) -> None:
+    """The last bad step is refused, by some ranks or by all. No rank goes on after it."""
+    last = max(training.guilty)
+    refusing = data.draw(st.sets(st.integers(0, training.ranks - 1), min_size=1))
+    queues: dict[int, list[messages.Message]] = {}
+    for rank in range(training.ranks):
+        said = told_by(replace(training, silent={**training.silent, last: frozenset()}), rank)
+        mine = next(
+            at for at, one in enumerate(said) if isinstance(one, messages.Tripped) and one.trip.optimizer_step == last
+        )
+        trip = said[mine]
+        assert isinstance(trip, messages.Tripped)
+        refused = replace(trip, trip=replace(trip.trip, left_out=REFUSED)) if rank in refusing else trip
+        queues[rank] = [*said[:mine], refused]
+    desk = Desk(Options(heartbeat=100, decision_window=100.0, abort_on_lost=False))
+    desk.receive_mixed(queues, data)
+    assert (desk.decided.tripped, desk.decided.trip.optimizer_step) == (training.culprit(last), last)
+    before = len(training.guilty) - 1
+    assert stopped(desk).endswith("; the step could not be left out: 3 of the last 128 steps were left out" + BEFORE[before])
+    desk.wait(20.0)
+    assert {one.step: one.verdict.tripped for one in skipped_in(desk)} == {
+        step: training.culprit(step) for step in training.guilty if step != last
+    }
+    desk.check_records()
+
+
+BEFORE = ["", "; 1 step was left out before", "; 2 steps were left out before", "; 3 steps were left out before"]
+
+
 def test_a_record_has_the_same_list() -> None:
     desk = connected(2)
     leave_out(desk, 4, 1)
