@@ -14,6 +14,7 @@ from rankwatch_monitor.record.reader import RunRecord
 from rankwatch_monitor.record.runs import read_row
 from rankwatch_monitor.record.schema import FILE
 from rankwatch_monitor.views import as_json, text
+from rankwatch_monitor.views.batches import details, rank
 from rankwatch_monitor.views.skipped import MAX_STEPS
 
 
@@ -84,3 +85,12 @@ def test_of_very_many_the_last_ones_are_shown() -> None:
     assert shown.count("put back") == MAX_STEPS
     assert f"{27 - MAX_STEPS} steps before these: report.json has the last 20" in shown
     assert "27 steps were left out: 19 before, and batch 4" in shown
+
+
+def test_a_rank_has_what_it_told_of_its_last_step(tmp_path: Path) -> None:
+    with RunRecord(write(tmp_path) / FILE) as record:
+        culprit, other = (rank.render(details.of_rank(record, number), 1) for number in (0, 1))
+    assert "  tripped    the culprit, in a step that was left out, batch 9 (optimizer step 9), frame 1" in culprit
+    assert "  recurs     recurred 3 of 3" in culprit
+    assert "  tripped    beside the culprit, rank 0, in a step that was left out, batch 9 (optimizer step 9)" in other
+    assert "recurs" not in other
