@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from rankwatch.shared.words.text import describe_culprit, describe_rank, format_head
 
@@ -18,7 +19,10 @@ _OF_STEP = ("operator", "cause", "recurs", "precision", "began", "put back", "tr
 
 
 def report_of(report: Report, one: SkippedStep) -> Report:
-    """The report as if the run had ended in this step: what shows a verdict shows this one."""
+    """The report as if the run had ended in this step: what shows a verdict shows this one, with the step's own capsule."""
+    capsule = closeup.capsule_of(one.closeup)
+    if capsule and report.folder:
+        report = replace(report, folder=str(Path(report.folder, capsule)))
     of_step = replace(report, verdict=one.verdict, closeup=one.closeup, origin=one.origin)
     return replace(of_step, frames_in_batch=one.frames_in_batch, skipped=())
 

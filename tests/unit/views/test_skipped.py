@@ -35,6 +35,7 @@ def test_a_run_that_ended_well_says_first_what_was_left_out(tmp_path: Path) -> N
         "               recurs     recurred 3 of 3",
         "               put back   bn.running_mean",
         "             step 9: rank 0 of 2 (node0, local rank 0), batch 9",
+        f"               replay     rankwatch replay {tmp_path}/train-0/capsule",
         "             2 more of 3 in 128 steps may be left out",
     ):
         assert f"\n{line}" in shown
