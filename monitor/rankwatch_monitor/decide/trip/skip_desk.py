@@ -71,6 +71,7 @@ class SkipDesk(Desk):
     def take(self, rank: Rank, trip: Trip, now: float) -> Iterator[Effect]:
         """A rank has left out a step."""
         key = rank.skipped = self._key_of(rank, trip)
+        self.trips.losses.left_out[trip.optimizer_step] = None
         rank.last_batch = max(rank.last_batch, trip.position.batch)
         yield self.books.note(f"{describe_culprit(rank.name, trip)}: its step was left out")
         if key[0] <= self._oldest:

@@ -13,9 +13,9 @@ from desk import Desk, connected
 from left_out import FRAMES, REFUSED, guilty, innocent, passes
 from rankwatch.shared.types import messages
 from rankwatch.shared.types.closeup import CloseUp
-from rankwatch.shared.types.frame import Moment
+from rankwatch.shared.types.frame import FrameTable, Moment
 from rankwatch.shared.types.gpu import Gpu
-from rankwatch.shared.types.trip import LeftOut
+from rankwatch.shared.types.trip import Cause, LeftOut
 from rankwatch_monitor.decide.core.effects import Alert, Note, Trouble
 from rankwatch_monitor.decide.core.ledger import Ledger
 from rankwatch_monitor.decide.core.options import Options
@@ -170,6 +170,19 @@ def test_steps_that_a_loss_scaler_leaves_out_have_one_number() -> None:
     desk.receive(1, messages.Tripped(1, innocent(4)), messages.Tripped(2, innocent(4)))
     assert [(one.step, one.batch) for one in skipped_in(desk)] == [(4, 4), (4, 5)]
     desk.check_records()
+
+
+def test_the_losses_of_steps_that_were_left_out_are_no_divergence() -> None:
+    """Three bad batches on end, on both ranks: the weights are as before, so each is bad by itself."""
+    desk = connected(2)
+    desk.receive((0, 1), messages.Table(FrameTable((makers.ROOT_LOSS,))))
+    for step in range(20):
+        for rank in (0, 1):
+            loss = 20.0 ** (step - 14) if 16 <= step < 19 else 1.0
+            desk.receive(rank, replace(makers.loss_batch(step, loss), seq=3 * step + 1))
+            if 16 <= step < 19:
+                desk.receive(rank, messages.Tripped(3 * step + 2, guilty(step, line=step)))
+    assert [(one.step, one.verdict.cause) for one in skipped_in(desk)] == [(step, Cause.INVALID) for step in (16, 17, 18)]
 
 
 def test_only_the_last_ones_are_kept_and_all_are_counted() -> None:
