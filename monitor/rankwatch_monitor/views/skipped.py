@@ -34,7 +34,7 @@ def summary(report: Report) -> str:
 
 def fields(report: Report, *, is_brief: bool = False) -> list[tuple[str, str]]:
     """What was left out, and why the verdict's step was not. ``is_brief``: a line for each step."""
-    found = [("not left out", report.why_not_skipped)] if report.why_not_skipped else []
+    found = [("no skip", report.why_not_skipped)] if report.why_not_skipped else []
     if not report.skipped:
         return found
     hidden = len(report.skipped) + report.skipped_unkept - MAX_STEPS

@@ -74,7 +74,7 @@ class SkippedStep:
     @property
     def left(self) -> str:
         """``1 more of 3 in 128 steps may be left out``."""
-        return f"{self.budget_left or 'none'} more of {self.most} in {self.of} steps may be left out" if self.of else ""
+        return f"{self.budget_left or 'no'} more of {self.most} in {self.of} steps may be left out" if self.of else ""
 
 
 def count_steps(count: int) -> str:
