@@ -31,6 +31,7 @@ class Notebook:
         self.notices: list[Notice] = []
         self.traces: list[list[Frame]] = []
         self.trips: list[Trip] = []
+        self.left_out: list[Trip] = []
         self.found: list[tuple[Position, int]] = []
         self.closeups: list[CloseUp] = []
         self.rules: CapsuleRules | None = None
@@ -86,6 +87,9 @@ class Notebook:
 
     def on_closeup(self, closeup: CloseUp) -> None:
         self.closeups.append(closeup)
+
+    def on_left_out(self, trip: Trip, closeup: CloseUp | None) -> None:
+        self.left_out.append(trip)
 
     def on_trip(self, trip: Trip, bad_readings: list[BadReading]) -> TrainingAborted:
         self.trips.append(trip)

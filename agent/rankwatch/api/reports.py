@@ -128,6 +128,18 @@ class Reports:
         if self.link is not None:
             self.link.send_closeup(self.closeup)
 
+    def on_left_out(self, trip: Trip, closeup: CloseUp | None) -> None:
+        self.on_found(trip)
+        if closeup is not None:
+            self.on_closeup(closeup)
+        if self.link is None:  # else the collector tells of it, over all ranks
+            trip = cleaned(trip)
+            cause, evidence = self._explain(trip)
+            log.warning(
+                "rankwatch: step %d was left out: %s (%s: %s)",
+                *(trip.optimizer_step, describe_culprit(self._name, trip), cause.value, evidence),
+            )
+
     def on_trip(self, trip: Trip, bad_readings: list[BadReading]) -> TrainingAborted:
         if self.link is not None and self.link.wait_for_verdict():
             return self._order.exception(self.folder)

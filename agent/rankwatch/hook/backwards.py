@@ -7,7 +7,16 @@ from typing import Any
 
 from torch.optim import Optimizer
 
-from ..judge.events import BackwardBegins, BackwardEnded, Feed, OtherStepDone, StepBegins, StepDone, UpdateBegins
+from ..judge.events import (
+    BackwardBegins,
+    BackwardEnded,
+    Feed,
+    OtherStepBegins,
+    OtherStepDone,
+    StepBegins,
+    StepDone,
+    UpdateBegins,
+)
 from ..judge.steps.optimizer_steps import OptimizerSteps, after_closure, has_closure
 from .batches import Batches
 from .fails_open import FailsOpen
@@ -75,6 +84,7 @@ class Backwards:
 
     def _judge_step(self, optimizer: Optimizer) -> None:
         if not self._steps.is_ours(optimizer):
+            self._feed.tell(OtherStepBegins(optimizer))
             return
         self._running.recover()
         if (candidate := self._life.candidate_before(self._steps.of(optimizer))) is not None:

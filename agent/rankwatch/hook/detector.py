@@ -43,6 +43,7 @@ from .loss import BackwardWatch, Losses
 from .running import RunningRoots
 from .step.guard import Guard
 from .step.scaler import LossScales
+from .step.skipping import Skipping
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +102,8 @@ class Detector:
         gradients = self._gradients = Gradients(
             config.gradients, batches, recorder, doors, model=hooks, collectives=collectives, losses=losses
         )
-        guard = self._guard = Guard(config, batches, settler, recorder, scales, steps, hooks, collectives, doors)
+        skipping = Skipping(config.on_bad_step, hooks, settler, steps)
+        guard = self._guard = Guard(config, batches, settler, recorder, scales, steps, hooks, collectives, doors, skipping)
         fingerprints = self._fingerprints = FingerprintTaker(
             model,
             0 if count_all else config.fingerprints,
@@ -120,8 +122,8 @@ class Detector:
         hooks.put_on(forwards, backwards)
         compiled = CompiledEntry(model, forwards)
         feed.subscribe(
-            gradients, guard, batches, settler, hooks, losses, scales, fingerprints, standstill, limit, forwards, compiled,
-            OUTSIDE,
+            gradients, guard, skipping, batches, settler, hooks, losses, scales, fingerprints, standstill, limit, forwards,
+            compiled, OUTSIDE,
         )  # fmt: skip
         self._removed = hooks, compiled, gradients, scales, BackwardWatch(backwards), guard, fingerprints, collectives
         self._look_back = doors.guarded(guard.look_back)
@@ -205,7 +207,7 @@ class Detector:
         try:
             if not self.fault:  # first, as a batch may be run again with its hooks
                 self._doors.guarded(self._batches.settle)()
-                self._doors.guarded(self._guard.decide_losses)()
+                self._doors.guarded(self._guard.end)()
                 self._doors.guarded(partial(self._fingerprints.flush, wait=True))()
         except TrainingAborted:
             log.debug("a trip was found as the watch was closed")

@@ -157,6 +157,7 @@ class ScalerStepped(NamedTuple):
     """A scaler has done or skipped a step of the optimizer, whose gradients are still there."""
 
     optimizer: Optimizer
+    scaler: Any
 
 
 class ScaleSpent(NamedTuple):
@@ -184,6 +185,12 @@ class StepDone(NamedTuple):
 
     optimizer: Optimizer
     batch: int
+
+
+class OtherStepBegins(NamedTuple):
+    """An optimizer is about to step that has no parameter of the model."""
+
+    optimizer: Optimizer
 
 
 class OtherStepDone(NamedTuple):

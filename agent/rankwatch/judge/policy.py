@@ -30,12 +30,13 @@ class Judge:
         self._policy = policy
         self._ignore = tuple(ignore)
         self._meant = BoundedDict[tuple[str, str], None](MAX_RULES)
+        self._forgiven = BoundedDict[tuple[str, str], None](MAX_RULES)
         self._rules = BoundedDict[FrameSpec, tuple[tuple[State, ...], ...]](MAX_RULES)
 
     def ignoring(self, patterns: Sequence[str]) -> Judge:
         """The same judge with other patterns."""
         other = Judge(self._policy, patterns)
-        other._meant = self._meant
+        other._meant, other._forgiven = self._meant, self._forgiven
         return other
 
     def allow_inf(self, spec: FrameSpec, row: ReadingSpec) -> bool:
@@ -45,6 +46,11 @@ class Judge:
         self._meant[spec.module, row.label] = None
         self._rules.clear()
         return True
+
+    def forgive(self, module: str, label: str) -> None:
+        """What was bad there has harmed nothing: it trips no more."""
+        self._forgiven[module, label] = None
+        self._rules.clear()
 
     def meant_by(self, module: str) -> list[str]:
         """The readings of a module in which the code writes an inf, as in ``Trip.harmless``."""
@@ -63,7 +69,7 @@ class Judge:
             tripping = (_TRIPPING if spec.module else _TRIPPING_AT_ROOT)[self._policy]
             self._rules[spec] = tuple(
                 ()
-                if self._is_ignored(spec, row)
+                if (spec.module, row.label) in self._forgiven or self._is_ignored(spec, row)
                 else (State.NAN,)
                 if row.kind in _MAY_BE_MEANT and (spec.module, row.label) in self._meant
                 else tripping.get(row.kind, ())

@@ -32,7 +32,8 @@ class Reporter(Protocol):
 
     For a trip, ``on_found`` is called first, before anything that shows this rank at a later position; ``on_closeup`` when
     the close-up is done, which ends early if it is not ``is_wanted`` any more, and writes a capsule by ``capsule_rules``.
-    Then ``on_trip`` returns the exception that is raised in the training. ``on_limit`` returns the one that ends it after
+    Then ``on_trip`` returns the exception that is raised in the training. Of a step that was left out, ``on_left_out`` alone is
+    called, with its trip and close-up. ``on_limit`` returns the one that ends it after
     ``abort_after_batch_num``. ``on_fault`` is told of the error of ours that switched the detector off.
     """
 
@@ -43,6 +44,7 @@ class Reporter(Protocol):
     def is_wanted(self) -> bool: ...
     def capsule_rules(self) -> CapsuleRules | None: ...
     def on_closeup(self, closeup: CloseUp) -> None: ...
+    def on_left_out(self, trip: Trip, closeup: CloseUp | None) -> None: ...
     def on_trip(self, trip: Trip, bad_readings: list[BadReading]) -> TrainingAborted: ...
     def on_fingerprint(self, table: FingerprintTable, fingerprint: Fingerprint) -> None: ...
     def on_limit(self, batch: int) -> TrainingAborted: ...
@@ -56,11 +58,10 @@ class FoundTrip(NamedTuple):
     """What the close-up looks at."""
 
 
-def announce(found: FoundTrip, reporter: Reporter, modules: Iterable[NamedModule]) -> None:
-    """Tells of a trip at once, and then of its close-up."""
-    reporter.on_found(found.trip)
+def closeup_of(found: FoundTrip, reporter: Reporter, modules: Iterable[NamedModule]) -> CloseUp | None:
+    """Runs what tripped again. None: no close-up was announced."""
     if not found.trip.has_closeup:
-        return
+        return None
     names = {id(named.module): named.names[0] for named in modules}
     rules, subject = reporter.capsule_rules(), found.subject
 
@@ -80,4 +81,4 @@ def announce(found: FoundTrip, reporter: Reporter, modules: Iterable[NamedModule
         )
 
     within = found.trip.closeup_within
-    reporter.on_closeup(look_closer(subject, within, reporter.is_wanted, name, keep if rules is not None else None))
+    return look_closer(subject, within, reporter.is_wanted, name, keep if rules is not None else None)

@@ -8,6 +8,7 @@ the numbers have come, at most one part later.
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -21,6 +22,7 @@ from ..rerun.forward import RootEntry
 from ..rerun.loss_graph import LossOrigin
 from ..shared.types.config import Config, Policy
 from ..shared.types.frame import BatchSummary, FrameTable, Kind, Moment, Phase
+from ..shared.types.trip import LeftOut
 from ..shared.types.tuning import Check
 from ..shared.words.sentences import by_operator
 from .batch import BatchInProgress, BatchPart, Gate, PartState, Tables
@@ -29,8 +31,8 @@ from .events import TuningCame
 from .evidence import Evidence
 from .health import Health
 from .lifecycle import Life
-from .reporter import FoundTrip, Reporter, announce
-from .steps.held import HeldLoss, HeldLosses, harms
+from .reporter import FoundTrip, Reporter, closeup_of
+from .steps.held import WEIGHTS_ARE_BAD, BadStep, HeldLoss, HeldLosses, harmless, harms
 from .steps.optimizer_steps import OptimizerSteps
 from .trip_finder import TripFinder
 
@@ -90,8 +92,11 @@ class Settler:
         self._may_hold = check is Check.FRAME
         """Whether gradients are on the host: there they are read with ``check="async"``, too."""
         self._held = HeldLosses()
+        self._skips = config.on_bad_step.skips
+        self.bad_step: BadStep | None = None
+        """What waits for its step to be left out, if it is."""
         self._unsent: list[BatchPart] = []
-        """The parts since the first loss that is held: what is sent shows that this rank has passed."""
+        """The parts since the first loss that is held, or the bad step: what is sent shows that this rank has passed."""
         self._model = model
         self._steps = steps
         self._evidence = Evidence(recorder, steps, model, sweep)
@@ -111,14 +116,13 @@ class Settler:
         if self._tape.read():
             self._has_bad = True
         self.finder.ring.append(frame)
-        if not self._has_bad or not self.finder.judge.tripping(frame.spec, frame.states):
+        if not self._has_bad or self.bad_step is not None or not self.finder.judge.tripping(frame.spec, frame.states):
             return
         if self._hold(frame, part, call):
             return
         found = self._find(frame, part, call)
-        if found is None:
+        if found is None or not self._announce(found):
             return
-        self._announce(found)
         if frame.spec.readings[0].kind is Kind.MARKED:
             self._wait_with(self.waiting or found)  # detect_overflow returns to its caller, and the next hook raises
         else:
@@ -179,8 +183,7 @@ class Settler:
         """A gradient is bad in a batch in which only the root was measured: its forward is run again, measured and judged."""
         found = self.finder.find_again(BatchPart(batch), entry)
         if found is not None:
-            self._announce(found)
-            raise self._reporter.on_trip(found.trip, found.bad_readings)
+            self._end_with(found)
 
     def expect_no_loss(self) -> None:
         """A forward that awaits its loss is sent without it."""
@@ -310,11 +313,11 @@ class Settler:
             self.add(frame, part, None)
 
     def _settle(self, part: BatchPart) -> None:
-        found = self._judge_late(part)
+        was_bad, found, ends = self.bad_step is not None, self._judge_late(part), False
         if found is not None:
             self._trace(part)
-            self._announce(found)
-        elif self._has_bad and part.batch.is_full:
+            ends = self._announce(found)
+        elif self._has_bad and part.batch.is_full and not was_bad:
             self._evidence.learn(part)
         self._judged(part, has_tripped=found is not None)
         if part.loss_of is not None:
@@ -327,7 +330,7 @@ class Settler:
             self._drop_loss_of(part)
         elif part.is_sent_now:
             self._send(part)
-        if found is not None:
+        if found is not None and ends:
             raise self._reporter.on_trip(found.trip, found.bad_readings)
 
     def _send_without_loss(self, forward: BatchPart) -> None:
@@ -377,23 +380,70 @@ class Settler:
             self._let_go()
 
     def _let_go(self) -> None:
-        """Losses are not held any more."""
-        self._life.held = self._held.first
-        if not self._held.all:
+        """Losses are not held any more, or the bad step is decided on."""
+        self._life.held = self._held.first if self.bad_step is None else self.bad_step.moment
+        if not self._held.all and self.bad_step is None:
             unsent, self._unsent = self._unsent, []
             for part in unsent:
                 self._send(part)
 
-    def _announce(self, found: FoundTrip) -> None:
-        announce(found, self._reporter, self._model.modules)
+    def _announce(self, found: FoundTrip) -> bool:
+        """Tells of a trip, and returns True: it ends the training. False: it waits for its step, which may be left out."""
         self._held.all.clear()
+        if self._skips and not found.trip.weights:
+            self.bad_step = BadStep(found, closeup_of(found, self._reporter, self._model.modules))
+            self._life.held = self.bad_step.moment
+            return False
+        trip = replace(found.trip, left_out=LeftOut(WEIGHTS_ARE_BAD)) if self._skips else found.trip
+        self._reporter.on_found(trip)
+        if (closeup := closeup_of(found, self._reporter, self._model.modules)) is not None:
+            self._reporter.on_closeup(closeup)
         self._let_go()
+        return True
+
+    def _end_with(self, found: FoundTrip) -> None:
+        if self._announce(found):
+            raise self._reporter.on_trip(found.trip, found.bad_readings)
 
     def _raise_held(self, held: HeldLoss) -> None:
         found = self._trip_of_held(held)
         if found is not None:
-            self._announce(found)
-            raise self._reporter.on_trip(found.trip, found.bad_readings)
+            self._end_with(found)
+
+    # --- a bad step, which may be left out: see ``hook/step/skipping`` ----------------------------------------------------
+
+    def leave_out(self, left_out: LeftOut) -> None:
+        """The step is left out, on all ranks, and the training goes on."""
+        bad = self._end_bad_step()
+        if bad is not None:
+            self._reporter.on_left_out(bad.with_step(left_out), bad.closeup)
+        self._let_go()
+
+    def forgive(self) -> None:
+        """The gradients of the step are finite, on all ranks: what tripped has harmed nothing, and trips no more."""
+        bad = self._end_bad_step()
+        if bad is not None:
+            self.finder.judge.forgive(bad.found.trip.frame.spec.module, bad.found.trip.culprit.label)
+            self._reporter.on_notice(harmless(bad.found.trip))
+        self._let_go()
+
+    def refuse(self, why: str, restored: tuple[str, ...] = ()) -> None:
+        """The step cannot be left out: its trip, if this rank has one, ends the training."""
+        bad = self._end_bad_step()
+        if bad is not None:
+            self._reporter.on_found(bad.with_step(LeftOut(why, restored)))
+            if bad.closeup is not None:
+                self._reporter.on_closeup(bad.closeup)
+        self._let_go()
+        if bad is not None:
+            raise self._reporter.on_trip(bad.with_step(LeftOut(why, restored)), bad.found.bad_readings)
+
+    def _end_bad_step(self) -> BadStep | None:
+        """What is judged from now on belongs to another step."""
+        bad, self.bad_step = self.bad_step, None
+        if bad is not None:
+            self.finder.begin_anew()
+        return bad
 
     def _trip_of_held(self, held: HeldLoss) -> FoundTrip | None:
         batch, forward, self.finder.ring = held.batch, held.part.loss_of, held.ring
@@ -417,7 +467,7 @@ class Settler:
         return by_operator(found.trip)[1] if found is not None else ""
 
     def _send(self, part: BatchPart) -> None:
-        if self._held.all:
+        if self._held.all or self.bad_step is not None:
             self._unsent.append(part)
             return
         if part.state is PartState.JUDGED:
@@ -431,7 +481,7 @@ class Settler:
     def _judge_late(self, part: BatchPart) -> FoundTrip | None:
         if not self._life.is_late(part):
             return None
-        if not self._has_bad or (part.batch.traced and not self._judge_traced):
+        if not self._has_bad or self.bad_step is not None or (part.batch.traced and not self._judge_traced):
             self.finder.ring.extend(part.frames)
             return None
         for frame in list(part.frames):

@@ -54,7 +54,7 @@ class TripFinder:
     ) -> None:
         self.judge = Judge(config.policy, config.ignore)
         self.ring: deque[PendingFrame] = deque(maxlen=config.max_frames_to_save)
-        self.closeup = config.closeup
+        self.closeup = self._closeup = config.closeup
         self.awaits_training = False
         """Whether nobody has asked for this watch: what runs before a training is no batch."""
         self._gradients = config.gradients
@@ -64,6 +64,11 @@ class TripFinder:
         self._steps = steps
         self._between = between
         self._evidence = evidence
+
+    def begin_anew(self) -> None:
+        """What tripped is over: the next trip has frames and a close-up of its own."""
+        self.ring.clear()
+        self.closeup = self._closeup
 
     def find(self, frame: PendingFrame, part: BatchPart, call: Call | None) -> FoundTrip | None:
         """The trip of the ring's last frame, or of an earlier one that only shows when its forward is run again."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -155,6 +156,20 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(item)
 
 
+@contextmanager
+def unheard() -> Iterator[None]:
+    """Collectives of ours are none of the training's."""
+    global _is_ours
+    _is_ours = True
+    try:
+        yield
+    finally:
+        _is_ours = False
+
+
+_is_ours = False
+
+
 def _wrap() -> None:
     """Wraps methods of torch's process groups."""
     if process_groups is None:
@@ -166,7 +181,7 @@ def _wrap() -> None:
 
 def _observed(method: str, original: Callable[..., Any]) -> Callable[..., Any]:
     def observed(self: Any, *args: Any, **kwargs: Any) -> Any:
-        everyone = tuple(_listeners) if _listeners else ()
+        everyone = tuple(_listeners) if _listeners and not _is_ours else ()
         for listener in everyone:
             if listener.hears(method) and self.size() > 1:
                 quietly(listener.talk, method, args)

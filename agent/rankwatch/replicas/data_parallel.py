@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import torch.distributed
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -60,6 +61,13 @@ def _of(ddp: Any) -> Replicas:
 def is_synchronising(ddp: Any) -> bool:
     """Whether every rank gets the same gradients: they are averaged, or a hook of torch does that."""
     return all(_is_known(hook, set()) for hook, _ in comm_hooks_of(ddp))
+
+
+def is_over_all_ranks(ddp: Any) -> bool:
+    """Whether all ranks of the training get the same gradients."""
+    return (
+        is_synchronising(ddp) and torch.distributed.get_world_size(ddp.process_group) == torch.distributed.get_world_size()
+    )
 
 
 def _is_known(hook: Callable[..., Any], seen: set[int]) -> bool:

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..measure.recorder import Call
 from ..measure.walk import leaves
-from ..touch.torch_private import NORMS_WITH_STATISTICS, is_transformed, modes
+from ..touch.torch_private import NORMS_WITH_STATISTICS, is_transformed, keeping_version, modes
 from .arguments import storage_of, written
 from .limit import Limit
 
@@ -261,7 +261,19 @@ class Altered:
 
 @contextmanager
 def untouched(module: nn.Module, changes: Altered) -> Iterator[None]:
-    """Restores the buffers and attributes of a module and of those below it, and the gradients of its parameters."""
+    """Restores the buffers and attributes of a module and of those below it, and the gradients of its parameters.
+
+    The training may go on: a forward has saved buffers for its backward, which refuses a buffer with another version.
+    """
+    with ExitStack() as stack:
+        for value in module.buffers():
+            stack.enter_context(keeping_version(value))
+        with _restored(module, changes):
+            yield
+
+
+@contextmanager
+def _restored(module: nn.Module, changes: Altered) -> Iterator[None]:
     inner = list(module.modules())
     attributes = [(one, dict(vars(one))) for one in inner]
     containers = [

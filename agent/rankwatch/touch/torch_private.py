@@ -98,6 +98,19 @@ def comm_hooks_of(ddp: Any) -> Sequence[tuple[Callable[..., Any], Any]]:
     return getattr(ddp, "_comm_hooks", ())
 
 
+def keeping_version(value: Tensor) -> AbstractContextManager[Any]:
+    """What is written to a tensor meanwhile must be undone at the end: autograd does not know of it then."""
+    keeping = getattr(torch.autograd.grad_mode, "_unsafe_preserve_version_counter", None)
+    return nullcontext() if keeping is None or value.is_inference() else keeping(value)
+
+
+def found_inf(scaler: Any, optimizer: Any) -> bool:
+    """Whether a ``GradScaler`` that has come to an optimizer's step has skipped it. Waits for the device."""
+    states = getattr(scaler, "_per_optimizer_states", {})
+    found = states[id(optimizer)].get("found_inf_per_device", {}) if id(optimizer) in states else {}
+    return any(bool(one.item()) for one in found.values())
+
+
 def fsdp1_handle(module: nn.Module) -> Any:
     """What a unit of ``FullyShardedDataParallel`` has its flat parameter in; None: it is no unit."""
     return getattr(module, "_handle", None)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -30,6 +31,7 @@ from ...measure.modules import NamedModule
 from ...measure.recorder import Call, PendingFrame, Recorder
 from ...measure.tape import Cell
 from ...measure.weights import mark_shard
+from ...replicas.data_parallel import is_over_all_ranks
 from ...rerun.backward_rerun import OTHERWISE, OTHERWISE_COMPILED, RootRun, why_gradients_differ
 from ...rerun.careful import Careful, is_compiled
 from ...rerun.limit import Limit
@@ -45,6 +47,7 @@ from ..hooks import Hooks
 from .gradient_look import are_all_bad, have_come, is_bad, is_of_anomaly, norms_of, parameters_of, says_of_a_loss
 from .known_norms import KnownNorms
 from .scaler import LossScales, Scale
+from .skipping import Skipping
 from .step_norm import StepNorm
 
 log = logging.getLogger(__name__)
@@ -59,6 +62,9 @@ ALL_BAD = "so were all others, as clip_grad_norm_ or a bad loss makes them: whic
 
 ALL_REDUCE = "all_reduce"
 
+NO_STEP_CAME = "the training ended before its step"
+"""Why a step is not left out."""
+
 Rows = tuple[ReadingSpec, ...]
 
 
@@ -68,6 +74,7 @@ class Guard:
     Args:
         doors: catch errors of ours.
         collectives: count the reductions that were called from Python.
+        skipping: is asked what becomes of a bad step.
     """
 
     events = (ForwardComes, OutputsCame, BackwardBegins, ScalerStepped, ScaleSpent, UpdateBegins)
@@ -83,7 +90,9 @@ class Guard:
         hooks: Hooks,
         collectives: Collectives,
         doors: FailsOpen,
+        skipping: Skipping,
     ) -> None:
+        self._skipping = skipping
         self._guards = config.guard and config.policy is not Policy.OFF
         self._measures = config.gradients
         self._keeps = self._guards or (config.gradients and config.policy is not Policy.OFF)
@@ -106,6 +115,7 @@ class Guard:
         """Whether an optimizer has stepped since the last forward, and another one may still do."""
         self._reduced_by = ""
         """What reduces the gradients in DDP's backward: its own all-reduce, or what the user has registered in its place."""
+        self._ddp: weakref.ref[Any] | None = None
         self._awaits_step = False
         """Whether a backward has begun, and neither a forward nor a step since."""
         self._norm = StepNorm()
@@ -125,9 +135,10 @@ class Guard:
                 self._mark(event)
             case BackwardBegins(versions=versions):
                 self._backward_begins(is_first=bool(versions) and not any(versions or ()))
-            case ScalerStepped(optimizer):
+            case ScalerStepped(optimizer, scaler):
                 if self._steps.is_ours(optimizer):
                     self.decide_losses()
+                    self._skipping.scaler_stepped(optimizer, scaler)
             case ScaleSpent(scale, optimizer):
                 self._scale_spent(scale, optimizer)
             case UpdateBegins(optimizer):
@@ -153,6 +164,7 @@ class Guard:
         ddp = active_ddp()
         if ddp is not None and torch.distributed.get_world_size() > 1:
             self._reduced_by = next((_name(hook) for hook, _ in comm_hooks_of(ddp)), ALL_REDUCE)
+            self._ddp = weakref.ref(ddp)
 
     def _mark(self, returned: OutputsCame) -> None:
         """The gradients that the loss will hand to these outputs are kept, where the root's forward can be run again."""
@@ -198,7 +210,8 @@ class Guard:
 
     def _update_begins(self, optimizer: Optimizer) -> None:
         batch = self._batches.life.of_backward
-        may_wait = self._settler.check is not Check.ASYNC  # on a device it never waits: there the weights tell later
+        # On a device, async never waits: there the weights tell later.
+        may_wait = self._settler.check is not Check.ASYNC or self._skipping.is_on
         parameters = parameters_of(optimizer) if batch.is_streamed else []
         gradients = [gradient for parameter in parameters if (gradient := parameter.grad) is not None]
         can_read = bool(gradients) and (may_wait or gradients[0].is_cpu)
@@ -218,15 +231,21 @@ class Guard:
         if looks and not are_finite:
             self._norm.drop()
             are_finite = not any(map(is_bad, gradients))
-            if not are_finite:
+            if not are_finite and self._settler.bad_step is None:
                 self._find_origin()
-        self._steps.updates.begin(optimizer, batch.position.batch, are_finite=are_finite)
+        if not (self._skipping.is_on and self._is_left_out(optimizer, are_bad=looks and not are_finite)):
+            self._steps.updates.begin(optimizer, batch.position.batch, are_finite=are_finite)
         self._awaits_step = False
         self._known.begin()
         if self._steps.has_several:
             self._is_over = True
         else:
             self._drop()
+
+    def _is_left_out(self, optimizer: Optimizer, *, are_bad: bool) -> bool:
+        """Whether the step is left out. ``are_bad``: the gradients of the optimizer; others of the model may be."""
+        are_bad = are_bad or (self._steps.has_several and any(map(is_bad, self._gradients)))
+        return self._skipping.decide(optimizer, is_bad=are_bad, is_alike=self._are_alike)
 
     def decide_losses(self, *, at_end: bool = False) -> None:
         """Bad losses were harmless, unless the gradients of the step are bad because of them: see ``held``.
@@ -238,19 +257,25 @@ class Guard:
             is_reduced = self._is_reduced and not at_end
             self._settler.decide_losses(are_bad=are_bad, is_reduced=is_reduced, is_sharded=self._is_sharded)
 
+    def end(self) -> None:
+        """The watch ends."""
+        self.decide_losses()
+        self._settler.refuse(NO_STEP_CAME)
+
     def look_back(self, error: BaseException) -> TrainingAborted | None:
         """An exception ends the training. If it came upon a bad gradient, before a step could use it, that is a trip."""
-        if self._settler.held_losses:
-            try:
-                self.decide_losses(at_end=says_of_a_loss(error))
-            except TrainingAborted as trip:
-                return trip
+        try:
+            self.decide_losses(at_end=says_of_a_loss(error))
+            self._settler.refuse(NO_STEP_CAME)
+        except TrainingAborted as trip:
+            return trip
         if not (self._guards and self._awaits_step and self._batches.life.of_backward.is_streamed) or self._is_absorbed():
             return None
         self._awaits_step = False
         try:
             if is_of_anomaly(error) or (have_come(self._gradients) and any(map(is_bad, self._gradients))):
                 self._find_origin()
+                self._settler.refuse(NO_STEP_CAME)
         except TrainingAborted as trip:
             return trip
         return None
@@ -282,8 +307,12 @@ class Guard:
             if why := self._measure_again(batch, sums):
                 break
             self._batches.settle()
+            if self._settler.bad_step is not None:
+                return
         if not why and len(self._kept) > 1:
             self._measure_sums(last, sums)
+            if self._settler.bad_step is not None:
+                return
         came_from, was_finite = "", not why
         if not why and self._is_reduced:
             came_from = self._reduced_by or ALL_REDUCE
@@ -309,6 +338,12 @@ class Guard:
     def _is_reduced(self) -> bool:
         """Whether the gradients are a sum over ranks."""
         return bool(self._reduced_by) or self._collectives.reductions != self._reduced_before
+
+    @property
+    def _are_alike(self) -> bool:
+        """Whether all ranks have the same gradients: DDP has averaged them."""
+        ddp = self._ddp() if self._ddp is not None else None
+        return ddp is not None and is_over_all_ranks(ddp) and not self._is_sharded
 
     @property
     def _is_sharded(self) -> bool:
@@ -352,6 +387,8 @@ class Guard:
         if run is None:
             return "not run again: what the model was given is not at hand"
         self._settler.judge_again(batch, run.entry)
+        if self._settler.bad_step is not None:
+            return ""
         root = self._hooks.named(run.entry.module)
         handed = [gradient for one in run.gradients for gradient in one.values()]
         if root is not None and any(map(is_bad, handed)):

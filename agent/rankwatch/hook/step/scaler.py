@@ -170,7 +170,7 @@ class LossScales:
         scale = self._scales.get(scaler)
         if scale is not None:
             self.poll()
-            self._tell(ScalerStepped(optimizer))
+            self._tell(ScalerStepped(optimizer, scaler))
             # Gradients that overflow without any scale, and not merely a loss that is summed and needs a low one.
             if scale.shrinks >= self._most and scale.value <= 1.0:
                 self._tell(ScaleSpent(scale, optimizer))

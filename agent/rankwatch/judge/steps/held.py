@@ -7,18 +7,25 @@ returns, is held like the loss itself: transformers' models do so, and speech re
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from ...measure.recorder import Call, PendingFrame
 from ...measure.walk import items
+from ...shared.types.closeup import CloseUp
 from ...shared.types.frame import NON_FINITE, Kind, Moment, Phase, State
 from ...shared.types.notice import Notice, NoticeKind
+from ...shared.types.trip import LeftOut, Trip
 from ..batch import BatchInProgress, BatchPart
+from ..reporter import FoundTrip
 
 REPEATED = 100
 """Batches. A training whose losses are bad again and again is told of it once in so many."""
+
+WEIGHTS_ARE_BAD = "a weight or buffer is bad already, which the next steps would use as well"
+"""Why a step is not left out."""
 
 _LOSSES = ("loss", "criterion")
 """What the name of a loss has, as the class of a module, or as the key of an output."""
@@ -40,6 +47,20 @@ class HeldLoss(NamedTuple):
     def is_handed(self) -> bool:
         """Whether it was handed to a backward; else the model has returned it."""
         return self.frame.spec.readings[0].kind is Kind.LOSS
+
+
+class BadStep(NamedTuple):
+    """A trip that waits for its step; see ``hook/step/skipping``."""
+
+    found: FoundTrip
+    closeup: CloseUp | None
+
+    @property
+    def moment(self) -> Moment:
+        return Moment(self.found.trip.optimizer_step, *self.found.trip.position)
+
+    def with_step(self, left_out: LeftOut) -> Trip:
+        return replace(self.found.trip, left_out=left_out)
 
 
 class HeldLosses:
@@ -100,6 +121,13 @@ class HeldLosses:
         name, batch, count = row.label, held.frame.position.batch, float(self._count)
         kind = NoticeKind.HARMLESS_LOSS
         return Notice(kind, spec.module, spec.module_class, name, row.dtype, self._first, batch, count, 0.0, why)
+
+
+def harmless(trip: Trip) -> Notice:
+    """What is told of a trip whose step has finite gradients."""
+    spec, row, batch = trip.frame.spec, trip.culprit, trip.position.batch
+    name, kind = spec.module_class, NoticeKind.HARMLESS_LOSS
+    return Notice(kind, spec.module, name, row.label, row.dtype, batch, batch, 1.0, 0.0, row.state.word)
 
 
 def harms(batch: BatchInProgress, *, gradients_are_bad: bool, is_reduced: bool, is_sharded: bool) -> bool:

@@ -1,0 +1,182 @@
+"""Leaves a bad step out, on all ranks alike (``on_bad_step="skip"``).
+
+No collective is ever left out, only the step: a forward that trips runs on to its end, and so does its backward. Before the
+optimizer changes the weights, all ranks know whether a gradient of the step is not finite. If one is, the parameters of the
+optimizer lose their gradients: so it changes neither weights nor state. What the forwards of the step have written to buffers
+is put back. Random state is not.
+
+How all ranks come to know it:
+
+- Where DDP has averaged the gradients over all ranks, each rank has the same ones: no message is needed.
+- Where a loss scaler skips steps, it does so on all ranks alike. Upon such a step they ask each other whether a forward or a
+  loss had tripped; else only the scale was too high, and the scaler deals with that.
+- Elsewhere (shards, stages, experts, gradients that the script averages) one number is reduced before each step. Each rank
+  must step alike.
+
+What leaving out cannot mend ends the run, as a trip does without this: ``refused`` in ``Trip.left_out`` says why.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import Tensor
+from torch.optim import LBFGS, Optimizer
+
+from ...judge.events import ForwardComes, OtherStepBegins, StepDone
+from ...judge.settler import Settler
+from ...judge.steps.optimizer_steps import OptimizerSteps
+from ...judge.steps.skip_budget import SkipBudget
+from ...measure.collectives import unheard
+from ...measure.extremes import local
+from ...measure.modules import Modules
+from ...shared.types.bad_step import OnBadStep
+from ...shared.types.trip import LeftOut
+from ...touch.torch_private import found_inf
+from .buffer_copies import BufferCopies
+
+MAX_FORWARDS = 64
+"""Forwards after a trip without a step of an optimizer that is seen: then nothing will leave the step out."""
+
+
+class Skipping:
+    """Decides on the bad steps of one model.
+
+    Args:
+        settler: has the trip that waits for its step.
+    """
+
+    events = (ForwardComes, OtherStepBegins, StepDone)
+
+    def __init__(self, allowed: OnBadStep, model: Modules, settler: Settler, steps: OptimizerSteps) -> None:
+        self.is_on = allowed.skips
+        self._model = model
+        self._settler = settler
+        self._steps = steps
+        self._allowed = allowed
+        self._budget = SkipBudget(allowed)
+        self._copies = BufferCopies(model.root)
+        self._step = 0
+        """The number of the step, as this counts."""
+        self._is_new = True
+        """Whether no forward came since the last step."""
+        self._is_left_out = False
+        """Whether the step, or one of another optimizer since the last forward, is left out."""
+        self._forwards = 0
+        self._before: tuple[Optimizer, list[Any], list[dict[str, Any]]] | None = None
+        """An optimizer that has lost its gradients, as it was before its step."""
+
+    def on(self, event: ForwardComes | OtherStepBegins | StepDone) -> None:
+        if not self.is_on:
+            return
+        match event:
+            case ForwardComes():
+                self._forward_comes()
+            case OtherStepBegins(optimizer):
+                if self._settler.bad_step is not None and not self._steps.have_begun():
+                    name = type(optimizer).__name__
+                    self._settler.refuse(f"the parameters of {name} are copies: they do not read the gradients of the model")
+            case StepDone(optimizer):
+                self._step_done(optimizer)
+
+    def _forward_comes(self) -> None:
+        if self._settler.bad_step is not None:
+            self._forwards += 1
+            if self._forwards > MAX_FORWARDS:
+                self._settler.refuse(f"no step of an optimizer of the model came in {MAX_FORWARDS} forwards")
+        if torch.is_grad_enabled() and self._is_new:
+            self._is_new = self._is_left_out = False
+            self._copies.keep(trusts_versions=True)
+
+    # --- before a step ------------------------------------------------------------------------------------------------
+
+    def decide(self, optimizer: Optimizer, *, is_bad: bool, is_alike: bool) -> bool:
+        """An optimizer is about to step. Returns whether its step is left out.
+
+        Args:
+            is_bad: whether a gradient of it is not finite here.
+            is_alike: whether all ranks have the same gradients.
+        """
+        if bool(torch.as_tensor(getattr(optimizer, "found_inf", None) or 0)):  # a fused optimizer skips the step by itself
+            is_bad, is_alike = self._settler.bad_step is not None, False
+        is_bad = is_bad or self._is_left_out
+        if not is_alike:
+            is_bad = is_so_anywhere(is_bad)
+        if not is_bad:
+            self._settler.forgive()
+            return False
+        if not self._is_left_out:
+            self._leave_out(type(optimizer).__name__ if isinstance(optimizer, LBFGS) else "")
+        self._before = optimizer, versions_of(optimizer), [dict(group) for group in optimizer.param_groups]
+        take_gradients(optimizer)
+        return True
+
+    def scaler_stepped(self, optimizer: Optimizer, scaler: Any) -> None:
+        """A loss scaler has come to the step of an optimizer. If it has skipped the step, it did so on all ranks."""
+        if (
+            self.is_on
+            and not self._is_new
+            and found_inf(scaler, optimizer)
+            and is_so_anywhere(self._settler.bad_step is not None)
+        ):
+            self._leave_out("")
+            self._begin_step()
+
+    def _leave_out(self, unfit: str) -> None:
+        """``unfit``: the optimizer that does not do nothing without gradients."""
+        self._is_left_out = True
+        restored = self._copies.put_back()
+        if unfit:
+            self._settler.refuse(f"{unfit} does not stand still without gradients", restored)
+        elif not self._budget.spend(self._step):
+            self._settler.refuse(str(self._budget), restored)
+        else:
+            left = self._budget.left(self._step)
+            self._settler.leave_out(LeftOut("", restored, left, self._allowed.most, self._allowed.of))
+
+    # --- after it -----------------------------------------------------------------------------------------------------
+
+    def _step_done(self, optimizer: Optimizer) -> None:
+        before, self._before = self._before, None
+        if before is not None and before[0] is optimizer:
+            for group, values in zip(optimizer.param_groups, before[2], strict=True):
+                group.update({name: value for name, value in values.items() if name != "params"})
+            if versions_of(optimizer) != before[1]:
+                self._settler.refuse(f"{type(optimizer).__name__} has changed weights or its state without gradients")
+        if not self._is_new:
+            self._begin_step()
+
+    def _begin_step(self) -> None:
+        self._is_new, self._forwards, self._step = True, 0, self._step + 1
+        self._copies.keep(trusts_versions=not self._model.may_be_compiled)
+
+
+def take_gradients(optimizer: Optimizer) -> None:
+    """Without gradients, an optimizer of torch leaves weights and state as they are."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = None
+
+
+def versions_of(optimizer: Optimizer) -> list[Any]:
+    """What changes when a step changes a weight, or a tensor of the optimizer's state."""
+    weights = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    states = [value for state in optimizer.state.values() if isinstance(state, dict) for value in state.values()]
+    return [(id(one), local(one)._version) if isinstance(one, Tensor) else repr(one) for one in (*weights, *states)]
+
+
+def is_so_anywhere(is_so: bool) -> bool:
+    """Whether it is so on any rank: each asks at the same place, before a step."""
+    if (
+        not (torch.distributed.is_available() and torch.distributed.is_initialized())
+        or torch.distributed.get_world_size() == 1
+    ):
+        return is_so
+    config = str(torch.distributed.get_backend_config())
+    device = "cpu" if "cpu:gloo" in config or "cpu:mpi" in config else f"cuda:{torch.cuda.current_device()}"
+    flag = torch.tensor(float(is_so), device=device)
+    with unheard():
+        torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)
+    return bool(flag.item())
