@@ -29,7 +29,8 @@ AREAS: dict[str, str] = {
     "docs/": "e2e/test_docs e2e/test_readme e2e/test_built_docs",
     "README.md": "e2e/test_docs e2e/test_readme e2e/test_built_docs",
     "monitor/rankwatch_monitor/commands": "e2e/test_completion e2e/test_views e2e/test_docs e2e/test_crash e2e/test_end",
-    "monitor/rankwatch_monitor/decide": "e2e/test_desync e2e/test_skip e2e/test_faults e2e/test_stalls e2e/test_truth e2e/test_unequal",
+    "monitor/rankwatch_monitor/decide": "e2e/test_desync e2e/test_skip e2e/test_faults e2e/test_stalls e2e/test_truth"
+    " e2e/test_unequal",
     "monitor/rankwatch_monitor/record": "e2e/test_faults e2e/test_export e2e/test_views e2e/test_truth",
     "monitor/rankwatch_monitor/serve": "net/tell/ net/serve/test_skips e2e/test_faults e2e/test_daemon e2e/test_metrics"
     " e2e/test_end e2e/test_several_hosts e2e/test_network e2e/test_scarce e2e/test_status benchmarks/test_load",

@@ -18,7 +18,8 @@ BAD = {"nan": (5, 9), "by_hand": (5, 9), "zeros": (3, 6, 9), "all": tuple(range(
 
 class Unit(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        return x / x.norm(dim=-1, keepdim=True)  # 0 / 0
+        out: Tensor = x / x.norm(dim=-1, keepdim=True)  # 0 / 0
+        return out
 
 
 class Net(nn.Module):
