@@ -33,7 +33,7 @@ def summary(report: Report) -> str:
 
 
 def fields(report: Report, *, is_brief: bool = False) -> list[tuple[str, str]]:
-    """What was left out, and why the verdict's step was not. ``is_brief``: a line for each step."""
+    """What was left out, and why the verdict's step was not. ``is_brief``: a line for each step, as the run has ended."""
     found = [("no skip", report.why_not_skipped)] if report.why_not_skipped else []
     if not report.skipped:
         return found
@@ -41,7 +41,8 @@ def fields(report: Report, *, is_brief: bool = False) -> list[tuple[str, str]]:
     lines = [f"{hidden} steps before these: report.json has the last {len(report.skipped)}"] if hidden > 0 else []
     for one in report.skipped[-MAX_STEPS:]:
         lines += [_line(report, one), *([] if is_brief else _details(report, one))]
-    return [*found, ("left out", "\n".join([*lines, report.skipped[-1].left]).rstrip())]
+    budget = "" if is_brief else report.skipped[-1].left
+    return [*found, ("left out", "\n".join([*lines, budget]).rstrip())]
 
 
 def _line(report: Report, one: SkippedStep) -> str:
