@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import ports
+from rankwatch_monitor.decide.core.effects import Alert
 from rankwatch_monitor.decide.core.options import Options
 from rankwatch_monitor.decide.core.report import Report
 from rankwatch_monitor.serve.collector import Collector
@@ -37,6 +38,7 @@ class Running:
     ) -> None:
         self.folder = folder
         self.reports: list[Report] = []
+        self.alerts: list[Alert] = []
         runs = folder / "runs"
         decides = Options(**{"heartbeat": 0.5, **options})  # type: ignore[arg-type]
         listens = ports.address() if listen == "" else listen
@@ -45,6 +47,7 @@ class Running:
             folder / "connection.json",
             RunsFolder(runs),
             lambda report, news: self.reports.append(report) if news else None,
+            alert=self.alerts.append,
             meters=meters,
         )
         self._thread = threading.Thread(target=self.collector.serve, daemon=True)

@@ -125,6 +125,8 @@ class Desk:
             told, told_again = run.report(), again.report()
             assert (told_again.outcome, told_again.reason, told_again.end) == (told.outcome, told.reason, told.end)
             assert told_again.closeup == told.closeup
+            assert (again.skips.told, again.skips.count) == (run.skips.told, run.skips.count)
+            assert told_again.why_not_skipped == told.why_not_skipped
             assert (told_again.desync, told_again.desync_unkept, told_again.compared) == (
                 told.desync,
                 told.desync_unkept,
@@ -141,6 +143,7 @@ class Desk:
             assert (row.is_over, row.reason) == (run.over, told.reason)  # a list of runs shows these without a replay
             assert row.outcome == told.outcome or not run.over
             assert row.stalled == told.stalled
+            assert bool(row.skipped) == bool(told.skipped)
             assert row.batches == told_again.batches
 
     @property

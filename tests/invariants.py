@@ -9,17 +9,17 @@ from rankwatch_monitor.decide.core.ledger import Event, Ledger
 from rankwatch_monitor.decide.core.report import RankState
 from rankwatch_monitor.decide.core.run import Run
 from rankwatch_monitor.decide.ending.rules import Situation
+from rankwatch_monitor.decide.trip.election import Election
 from rankwatch_monitor.decide.trip.verdict import Certainty, has_answered, is_waited_for, logical_time_of
 
 
-def _waited_for(run: Run) -> set[int]:
+def _waited_for(run: Run, election: Election) -> set[int]:
     """The ranks that an election must wait for, computed rank by rank."""
-    election = run.trips.election
     assert election.target is not None
     return {
         number
         for number in election._unsure
-        if number not in run.ranks or is_waited_for(run.ranks[number].witness(), election.target)
+        if number not in run.ranks or is_waited_for(run.ranks[number].witness(election.trips.get(number)), election.target)
     }
 
 
@@ -28,7 +28,8 @@ def _rests_on_all(run: Run) -> bool:
     if verdict is None or verdict.certainty is Certainty.PARTIAL:
         return True
     target = logical_time_of(verdict.trip, run.ranks[verdict.tripped].hello.stage)
-    answered = all(has_answered(rank.witness(), target) for rank in run.ranks.values())
+    trips = dict(verdict.all_tripped)
+    answered = all(has_answered(rank.witness(trips.get(number)), target) for number, rank in run.ranks.items())
     return answered and len(run.ranks) == run.world_size and not verdict.missing and not verdict.uneven
 
 
@@ -62,16 +63,24 @@ INVARIANTS: dict[str, Callable[[Run], bool]] = {
         or (
             run.ranks[run.verdict.tripped].trip is not None
             and run.ending.abort.message is not None
-            and run.ending.state.is_tripped
+            and (run.ending.state.is_tripped or bool(run.skips.stops))
         )
     ),
     "a complete verdict rests on an answer of every rank": _rests_on_all,
-    "the ranks that tripped are counted": lambda run: run.trips.trips == sum(r.trip is not None for r in run.ranks.values()),
+    "the ranks whose trip ends the run are known": lambda run: (
+        run.trips.election.trips.keys() <= {number for number, rank in run.ranks.items() if rank.trip is not None}
+    ),
+    "an election on a step that was left out waits for the ranks that may still trip earlier": lambda run: all(
+        ballot.verdict is not None or ballot.election._waited_for == _waited_for(run, ballot.election)
+        for ballot in run.skips.open.values()
+    ),
+    "a step that was left out is told once": lambda run: not run.skips.open.keys() & run.skips.told.keys(),
     "a close-up is of a rank that tripped": lambda run: all(
         rank.trip is not None or (rank.closeup is None and rank.closeup_due < 0) for rank in run.ranks.values()
     ),
     "an election waits for the ranks that may still trip earlier": lambda run: (
-        run.ending.state.situation is not Situation.ELECTION or run.trips.election._waited_for == _waited_for(run)
+        run.ending.state.situation is not Situation.ELECTION
+        or run.trips.election._waited_for == _waited_for(run, run.trips.election)
     ),
     "no failure is waived where the others are stopped": lambda run: (
         run.ending.state.waived is None or not run.options.abort_on_lost

@@ -55,6 +55,7 @@ JOBS = {
     "doctor": commands("doctor.md"),
     "restarts": RESTARTED,
     "fleet": commands("fleet.md"),
+    "bad-step": commands("bad-step.md"),
     "metrics": [command for command in commands("metrics.md") if command.startswith("rankwatch")],
 }
 """Commands with real ranks, by what they are about."""

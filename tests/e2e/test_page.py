@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import large_runs
+import left_out
 import makers
 import records
 from browser import Browser, browsing, needed
@@ -70,6 +71,23 @@ def test_from_the_list_to_the_verdict(browser: Browser) -> None:
     browser.shows("← culprit")
     assert "output" in browser.text("tr.is-bad")
     assert "all ranks, rank 1: " in browser.chart()
+
+
+def test_steps_that_were_left_out_are_marked_and_have_their_verdicts(tmp_path: Path) -> None:
+    left_out.write(tmp_path)
+    with browsing(tmp_path) as browser:
+        browser.open("/run/train-0")
+        browser.shows("2 steps were left out", ".panel")
+        browser.until(lambda: f"Left out: {left_out.TOLD.partition(': ')[2]}." in browser.chart(1))
+        assert (
+            browser.text("summary") == "step 9, batch 9 (rank 0, layer: invalid)\nstep 4, batch 4 (rank 1, layer: invalid)"
+        )
+        browser.run("document.querySelectorAll('summary')[1].click()")
+        browser.shows("rank 1 of 2 (node0, local rank 1), batch 4, optimizer step 4", "details[open]")
+        browser.shows("Put back: bn.running_mean. 2 more of 3 in 128 steps could be left out.", "details[open]")
+        marks = "echarts.getInstanceByDom(document.querySelectorAll('.chart')[1]).getOption().series[0].markLine.data"
+        assert [mark["xAxis"] for mark in browser.run(f"return {marks}")] == [4, 9]
+        assert not browser.complaints()
 
 
 def test_each_view_of_a_run_that_finished_has_its_own_address(browser: Browser) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 AREAS: dict[str, str] = {
     "agent/rankwatch/doctor": "e2e/test_doctor",
-    "agent/rankwatch/hook": "torch/test_ e2e/test_guard e2e/test_norms e2e/test_parallel"
+    "agent/rankwatch/hook": "torch/test_ e2e/test_left_out e2e/test_guard e2e/test_skip e2e/test_norms e2e/test_parallel"
     " e2e/test_meshes e2e/test_desync e2e/test_agreeing e2e/test_integrations e2e/test_truth"
     " benchmarks/test_overhead benchmarks/test_cuda",
     "agent/rankwatch/integrations": "e2e/test_integrations torch/test_ e2e/test_examples",
@@ -30,11 +30,11 @@ AREAS: dict[str, str] = {
     "README.md": "e2e/test_docs e2e/test_readme e2e/test_built_docs",
     "monitor/rankwatch_monitor/commands": "e2e/test_completion e2e/test_views e2e/test_docs e2e/test_crash e2e/test_end"
     " e2e/test_restarted",
-    "monitor/rankwatch_monitor/decide": "e2e/test_desync e2e/test_faults e2e/test_stalls e2e/test_truth e2e/test_unequal"
-    " e2e/test_restarted",
+    "monitor/rankwatch_monitor/decide": "e2e/test_desync e2e/test_skip e2e/test_faults e2e/test_stalls e2e/test_truth"
+    " e2e/test_unequal e2e/test_restarted",
     "monitor/rankwatch_monitor/record": "e2e/test_faults e2e/test_export e2e/test_views e2e/test_truth",
-    "monitor/rankwatch_monitor/serve": "net/tell/ e2e/test_faults e2e/test_daemon e2e/test_metrics e2e/test_end"
-    " e2e/test_several_hosts e2e/test_network e2e/test_scarce e2e/test_status benchmarks/test_load",
+    "monitor/rankwatch_monitor/serve": "net/tell/ net/serve/test_skips e2e/test_faults e2e/test_daemon e2e/test_metrics"
+    " e2e/test_end e2e/test_several_hosts e2e/test_network e2e/test_scarce e2e/test_status benchmarks/test_load",
     "monitor/rankwatch_monitor/views/": "e2e/test_views",
     "monitor/rankwatch_monitor/views/export": "e2e/test_export",
     "monitor/rankwatch_fleet": "e2e/test_fleet benchmarks/test_fleet unit/fleet/",

@@ -11,6 +11,8 @@ from textwrap import fill
 from typing import Any
 
 from rankwatch.errors import UsageError
+from rankwatch.shared.types import bad_step
+from rankwatch.shared.types.bad_step import OnBadStep
 
 MOST_NAMED = 8
 """Runs that an error names, of those that there are."""
@@ -50,6 +52,13 @@ def seconds(text: str) -> float:
 
 def seconds_or_never(text: str) -> float:
     return 0.0 if text.strip() in ("0", "0.0") else seconds(text)
+
+
+def on_bad_step(text: str) -> OnBadStep:
+    try:
+        return bad_step.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
 
 
 def whole(name: str, least: int, most: int) -> Callable[[str], int]:

@@ -7,11 +7,15 @@ import os
 
 from rankwatch.errors import UsageError
 from rankwatch.shared.system.log_lines import VARIABLE, write_log
+from rankwatch.shared.types.bad_step import SKIP
 from rankwatch.shared.types.config import is_disabled
 
 from ..serve.launcher import LISTEN, replace_by, run_command
 from . import arguments as types
 from .collector import add_collector_options, metered, settings_of
+
+ON_BAD_STEP = "RANKWATCH_ON_BAD_STEP"
+"""The variable from which ranks take the option."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -23,6 +27,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         default=types.env("status", "1") == "0",
         help="show no status line where stderr is a terminal (or RANKWATCH_STATUS=0)",
+    )
+    types.add_option(
+        parser,
+        "--on-bad-step",
+        type=types.on_bad_step,
+        metavar="{abort,skip,skip=N/M}",
+        help="what a step with an inf or nan does: it ends the run, or all ranks leave it out and train on, for at most N steps "
+        f"of the last M (skip: {SKIP.most}/{SKIP.of}; default: RANKWATCH_ON_BAD_STEP, else as watch() says, else abort)",
     )
     types.add_option(
         parser,
@@ -51,11 +63,12 @@ def main(arguments: argparse.Namespace) -> int:
     if is_disabled():
         replace_by(command)
     write_log(arguments.log_format)
+    options = {} if arguments.on_bad_step is None else {ON_BAD_STEP: str(arguments.on_bad_step)}
     with metered(arguments) as meters:
         return run_command(
             command,
             settings_of(arguments),
-            {**os.environ, VARIABLE: arguments.log_format},
+            {**os.environ, VARIABLE: arguments.log_format, **options},
             meters=meters,
             status=not arguments.no_status,
             config=arguments.rankwatch_config,

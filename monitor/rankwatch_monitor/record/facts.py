@@ -15,12 +15,13 @@ from ..decide.core import journal
 from ..decide.core.fact import OWN_FACTS, OwnFact
 from ..decide.core.gaps import Gap, describe_gap
 from ..decide.core.journal import Fact
+from ..decide.trip.skipped import is_left_out
 from .checked import Unsound, reader_of
 from .runs import RunRow
 
 AND_MORE = ", and more: see its report"
 
-_LINES = frozenset({"reason", "text"})
+_LINES = frozenset({"reason", "text", "so_far", "stops"})
 """Fields that may have many lines."""
 
 
@@ -58,13 +59,15 @@ def row_after(row: RunRow, fact: Fact) -> RunRow:
         return row._replace(is_over=False, outcome="", reason="") if row.is_over and not row.is_final else row
     if isinstance(fact, messages.Tripped):
         batches = max(row.batches, fact.trip.position.batch + 1)
-        return row._replace(batches=batches, is_final=row.is_final or not row.outcome)
+        return row._replace(batches=batches, is_final=row.is_final or not (row.outcome or is_left_out(fact.trip)))
     if isinstance(fact, journal.Reached):
         return row._replace(batches=max(row.batches, *(batch + 1 for _, batch, _, _ in fact.moments), 0))
     if isinstance(fact, messages.Bye):
         return row._replace(batches=max(row.batches, fact.moment.batch + 1))
     if isinstance(fact, journal.Decided):
         return row._replace(outcome=fact.outcome.value, reason=fact.reason, is_final=row.is_final or fact.abort)
+    if isinstance(fact, journal.Skipped):
+        return row._replace(skipped=fact.so_far)
     if isinstance(fact, journal.Stood):
         return row._replace(stalled="" if fact.stall is None else fact.stall.text)
     if isinstance(fact, Gap):

@@ -87,10 +87,13 @@ def _chosen(report: Report) -> list[int]:
 
 
 def _is_before(jump: Jump, report: Report) -> bool:
-    """Whether a jump comes before the trip. Of other ranks, those of the trip's batch may."""
+    """Whether a jump comes before the trip. Of other ranks, those of the trip's batch may. What a step that was left out has seen
+    leads to nothing."""
     verdict = report.verdict
     assert verdict is not None
     batch, _, frame = verdict.trip.position
+    if jump.batch != batch and any(one.batch == jump.batch for one in report.skipped):
+        return False
     return jump.batch < batch or jump.rank != verdict.tripped or jump.frame <= frame
 
 

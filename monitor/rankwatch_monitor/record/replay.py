@@ -21,6 +21,10 @@ from .schema import StoreError, explained
 log = logging.getLogger(__name__)
 
 
+MOST_SEARCHED = 16
+"""Steps that were left out whose origins are looked for: each reads as much of the record as a verdict's."""
+
+
 class Snapshot(NamedTuple):
     """``report.outcome`` says how the run ended once it ``is_over``."""
 
@@ -40,11 +44,27 @@ def take(record: RunRecord, *, course_so_far: bool = False) -> Snapshot:
     return Snapshot(searched(report, record) if has_answer else report, run.over)
 
 
+def _with_origins(report: Report, record: RunRecord) -> Report:
+    """The report with where the last steps that were left out came from."""
+    found = list(report.skipped)
+    try:
+        with explained(record.path):
+            for place, one in list(enumerate(found))[-MOST_SEARCHED:]:
+                origin = one.origin or find_origin(replace(report, verdict=one.verdict), record)
+                found[place] = replace(one, origin=origin)
+    except StoreError as error:
+        log.error("where a step that was left out went bad is not known: %s", error)
+    except Exception:
+        log.exception("an error of ours in the search for where a step went bad; the report does without")
+    return replace(report, skipped=tuple(found))
+
+
 def searched(report: Report, record: RunRecord) -> Report:
     """The report with what only its record knows: where its trip came from; of a run without a verdict, how it went.
 
     An error in this search leaves the report as it is.
     """
+    report = _with_origins(report, record)
     has_verdict = report.verdict is not None
     what = "where the trip came from" if has_verdict else "how the run went"
     if (report.origin if has_verdict else report.course) is not None:

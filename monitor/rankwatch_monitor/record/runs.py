@@ -17,6 +17,9 @@ log = logging.getLogger(__name__)
 
 QUERY = "SELECT began, job, restart, world_size, batches, outcome, reason, gaps, stalled, is_over, is_final FROM run"
 
+SKIPPED = "SELECT value FROM meta WHERE name = 'skipped'"
+"""Not of every run: a record of an earlier release has no column for it."""
+
 COLUMNS = QUERY.count(",") + 1
 
 
@@ -26,7 +29,7 @@ class RunRow(NamedTuple):
     ``ended`` is when it was last heard of. ``outcome`` and ``reason`` are empty until they are decided. ``is_final``: an abort
     was decided, or a rank tripped, so a lost rank that comes back does not reopen the run. ``gaps`` says which batches are not
     on record. ``stalled``: the stall that there is, or was at the end. ``is_alive``: a collector writes the record, or the run
-    is over.
+    is over. ``skipped``: which steps were left out.
     """
 
     run: str
@@ -43,6 +46,7 @@ class RunRow(NamedTuple):
     is_final: bool = False
     is_alive: bool = True
     ended: float = 0.0
+    skipped: str = ""
 
 
 def read_row(folder: Path) -> RunRow:
@@ -58,7 +62,8 @@ def read_row(folder: Path) -> RunRow:
         alive = is_over or boot is None or is_alive(folder, boot[0], heard[0], time.time())
         last = database.execute("SELECT time FROM events ORDER BY id DESC LIMIT 1").fetchone()
         ended = last[0] if is_over and last else heard[0]
-        run = RunRow._make((folder.resolve().name, *row[:-2], is_over, is_final, alive, ended))
+        skipped = database.execute(SKIPPED).fetchone() or ("",)
+        run = RunRow._make((folder.resolve().name, *row[:-2], is_over, is_final, alive, ended, skipped[0]))
         return cleaned(run)._replace(reason=paragraph(run.reason))
 
 

@@ -16,8 +16,9 @@ from ..decide.next.next_action import Advice, next_action, remedy
 from ..decide.replicas.desync import Desync
 from ..decide.replicas.desync_text import desync_lines
 from ..decide.trip.began import describe_origin, leads
+from ..decide.trip.skipped import SkippedStep
 from ..decide.trip.verdict import Verdict
-from . import closeup, course, stalls
+from . import closeup, course, skipped, stalls
 from .jsonable import document, pick, plain
 
 SCHEMA = 1
@@ -46,6 +47,8 @@ def _body(report: Report) -> dict[str, Any]:
         "ranks": [rank_to_dict(row) for row in report.ranks],
         "notices": [notice_to_dict(noticed) for noticed in report.notices],
         "notices_unkept": report.notices_unkept,
+        "skipped": [_skipped(report, one) for one in report.skipped],
+        "skipped_unkept": report.skipped_unkept,
         "desync": [desync_to_dict(one) for one in report.desync],
         "desync_unkept": report.desync_unkept,
         "desync_text": list(desync_lines(report.desync, report.world_size).values()),
@@ -60,6 +63,15 @@ def _body(report: Report) -> dict[str, Any]:
 
 def _advice(advice: Advice | None) -> dict[str, Any] | None:
     return None if advice is None else pick(advice, "action hosts reason")
+
+
+def _skipped(report: Report, one: SkippedStep) -> dict[str, Any]:
+    return {
+        **pick(one, "step batch"),
+        "verdict": _verdict(skipped.report_of(report, one), one.verdict),
+        **pick(one, "restored budget_left most of stops"),
+        "text": one.brief,
+    }
 
 
 def _verdict(report: Report, verdict: Verdict) -> dict[str, Any]:

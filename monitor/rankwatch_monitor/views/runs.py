@@ -42,7 +42,7 @@ def to_dict(run: RunRow) -> dict[str, Any]:
         "gaps": run.gaps,
         "stalled": run.stalled if _is_stalled(run) else "",
         "outcome": run.outcome if run.is_over else None,
-        **pick(run, "reason world_size batches"),
+        **pick(run, "reason skipped world_size batches"),
     }
 
 
@@ -59,10 +59,10 @@ def state_of(run: RunRow) -> str:
 
 def why(run: RunRow) -> str:
     notes = [run.stalled] if _is_stalled(run) else []
-    notes += [run.reason] if run.reason else []
+    notes += [told for told in (run.reason, run.skipped) if told]
     if not run.is_alive:
         notes.append(UNFINISHED)
-    return "; ".join([*notes, run.gaps] if run.gaps else notes)
+    return "; ".join(dict.fromkeys([*notes, run.gaps] if run.gaps else notes))
 
 
 def _is_stalled(run: RunRow) -> bool:

@@ -24,7 +24,7 @@ from ..decide.replicas.desync_text import describe_compared, describe_desync, de
 from ..decide.replicas.own_notices import BY_PRODUCT_KINDS
 from ..decide.trip.began import describe_origin, leads
 from ..decide.trip.verdict import Certainty, Verdict
-from . import closeup, course, stalls
+from . import closeup, course, skipped, stalls
 from .runs import UNFINISHED
 
 NoticeKey: TypeAlias = tuple[NoticeKind, str, str, str]
@@ -66,6 +66,7 @@ def render_head(report: Report, record: str = "", stack_lines: int | None = None
         *replica_fields(report),
         *_also(report, verdict),
         ("certainty", _certainty(report, verdict)),
+        *skipped.fields(report, is_brief=True),
         ("abort", _acknowledgements(report)),
         *_lapses(report),
         *stalls.fields(report, stack_lines),
@@ -83,7 +84,7 @@ def render_so_far(report: Report, *, is_alive: bool = True) -> str:
     for row in report.ranks:
         states[row.state.value] = states.get(row.state.value, 0) + 1
     fields = [("ranks", ", ".join(f"{count} {state}" for state, count in states.items()))]
-    fields += [("batches", str(report.batches)), *course.fields(report)]
+    fields += [("batches", str(report.batches)), *course.fields(report), *skipped.fields(report)]
     fields += [*replica_fields(report), *notice_fields(report), *_lapses(report)]
     fields += stalls.fields(report)
     return format_head(f"run {report.run} is {'running' if is_alive else f'unfinished: {UNFINISHED}'}", fields)
@@ -99,26 +100,35 @@ def _render_ending(report: Report, record: str, stack_lines: int | None) -> str:
         missing = [row.rank for row in report.ranks if row.state is RankState.MISSING]
         unheard = f"; never connected: {name_ranks(missing)}" if missing else ""
         faults = "".join(f"\n  but {_name(report, row.rank)} {row.farewell}" for row in report.ranks if row.farewell)
-        clean = "no inf or nan was reported, but not all of it is on record" if report.gaps else "no inf or nan"
+        no = "no other inf or nan" if report.skipped else "no inf or nan"
+        clean = f"{no} was reported, but not all of it is on record" if report.gaps else no
         kinds = {one.notice.kind for one in report.notices}
         clean += " but in a loss, harmless" if NoticeKind.HARMLESS_LOSS in kinds else ""
         clean += " but in a step that was skipped" if NoticeKind.SKIPPED_STEP in kinds else ""
-        known = "not watched to its end" if faults else clean
-        known = report.reason or known
-        head = f"run {report.run} finished: {_ranks(report)}, {batches}, {known}{unheard}{faults}"
+        known = report.reason or ("not watched to its end" if faults else clean)
+        but = f", but {summary};" if (summary := skipped.summary(report)) else ":"
+        head = f"run {report.run} finished{but} {_ranks(report)}, {batches}, {known}{unheard}{faults}"
         is_calm = report.course is not None and not report.desync
         noticed = notice_fields(report) or ([("noticed", "nothing")] if is_calm else [])
         lapses = [*_lapses(report), *stalls.fields(report, stack_lines)]
         return format_head(
             head,
-            [*course.fields(report), *replica_fields(report), *noticed, *lapses, *course.steps(report), *_record(record)],
+            [
+                *course.fields(report),
+                *replica_fields(report),
+                *noticed,
+                *lapses,
+                *course.steps(report),
+                *skipped.fields(report),
+                *_record(record),
+            ],
         )
     fields = [("reason", report.reason)]
     for label, state in (("lost", RankState.LOST), ("failed", RankState.FAILED)):
         ranks = [row.rank for row in report.ranks if row.state is state]
         if ranks:
             fields.append((label, "\n".join([name_ranks(ranks), *_last_words(report, ranks)])))
-    fields += [("batches", str(report.batches)), *course.fields(report)]
+    fields += [("batches", str(report.batches)), *course.fields(report), *skipped.fields(report)]
     fields += [*replica_fields(report), *notice_fields(report), *_lapses(report)]
     fields += stalls.fields(report, stack_lines)
     if report.acknowledged_in is not None:

@@ -262,6 +262,23 @@ def test_run_ends_as_its_command_does(tmp_path: Path) -> None:
     assert "exit code 137 (SIGKILL) before any rank connected" in killed.stderr
 
 
+@pytest.mark.parametrize(
+    ("given", "in_environment", "told"),
+    [
+        (["--on-bad-step", "skip"], "", "skip=3/128"),
+        (["--on-bad-step", "abort"], "skip=2/64", "abort"),
+        ([], "skip=2/64", "skip=2/64"),
+        ([], "", ""),
+    ],
+)
+def test_run_tells_its_command_what_a_bad_step_does(
+    tmp_path: Path, given: list[str], in_environment: str, told: str
+) -> None:
+    says = "echo $RANKWATCH_ON_BAD_STEP"
+    done = rankwatch("run", "--runs-dir", str(tmp_path), *given, "sh", "-c", says, RANKWATCH_ON_BAD_STEP=in_environment)
+    assert (done.returncode, done.stdout) == (0, f"{told}\n")
+
+
 def test_run_passes_sigterm_on(tmp_path: Path) -> None:
     command = "trap 'echo ended; exit 5' TERM; echo ready; while :; do read line; done"
     with subprocess.Popen(

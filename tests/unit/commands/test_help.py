@@ -44,6 +44,10 @@ def test_help_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -
         (["doctor", "--check_timeout", "x"], "argument --check-timeout: 'x': expected seconds"),
         (["tune", "--check", "bach"], "did you mean batch?"),
         (["top", "--interval", "soon"], "argument --interval: 'soon': expected seconds"),
+        (
+            ["run", "--on-bad-step", "skip=9/3"],
+            "expected abort, skip, or skip=N/M: at most N steps of the last M, with 0 < N < M",
+        ),
         (["run", "--every", "foo"], "expected a whole number K from 1 on"),
         (["list", "--quite-another-thing"], "unrecognized arguments: --quite-another-thing"),
     ],

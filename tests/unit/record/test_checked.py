@@ -17,7 +17,7 @@ import pytest
 import records
 import standings
 from commands import run as rankwatch
-from rankwatch_monitor.decide.core.journal import NO_RANK, Desynced, Entry
+from rankwatch_monitor.decide.core.journal import NO_RANK, Desynced, Entry, Skipped
 from rankwatch_monitor.decide.replicas.desync import Desync, DesyncPattern
 from rankwatch_monitor.record import replay
 from rankwatch_monitor.record.follow import Follower
@@ -141,6 +141,8 @@ def put(value: object, *place: Any) -> Callable[[Any], None]:
         ("desynced", put([1], "entries", 0, "source")),
         ("desynced", put({}, "unkept")),
         ("desynced", put(10**30, "entries", 0, "step")),
+        ("skipped", put("x", "step")),
+        ("skipped", put(1, "so_far")),
         ("standing", put("x", "run", 3)),
         ("standing", put(None, "ranks", 0, 6)),
         ("standing", put([], "ranks", 0)),
@@ -153,6 +155,7 @@ def test_json_of_a_wrong_type_is_an_error_that_names_the_file(
     records.add(
         tmp_path / "damaged",
         Entry(0.0, NO_RANK, Desynced((Desync(1, "w", (0, 1), 2, DesyncPattern.UNKNOWN),), 0)),
+        Entry(0.0, NO_RANK, Skipped(4, 0, "step 4 was left out", "1 step was left out")),
         at=102.0,
         shown=standings.shown(standings.standing(0)),
     )

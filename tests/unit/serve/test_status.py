@@ -62,6 +62,8 @@ def test_the_words_of_the_line(nearest: Headroom) -> None:
     assert "  waiting for rank 1 to pass frame 7 of batch 8  " in describe(waiting, None, None, WIDE)
     desynced = shown(standing(0), standing(1, 8), desynced=3)
     assert describe(desynced, None, None, WIDE) == "rankwatch: train-0  2/2 ranks running  3 parameters desynced  batch 8"
+    skipped = shown(standing(0), standing(1, 8), skipped=1)
+    assert describe(skipped, None, None, WIDE) == "rankwatch: train-0  2/2 ranks running  1 step left out  batch 8"
     ranks = (standing(0, -1), standing(1, -1, quiet="silent, but still connected"), standing(2, -1, state=RankState.LOST))
     assert describe(shown(*ranks), None, None, WIDE) == "rankwatch: train-0  2/3 ranks running  1 silent"
 

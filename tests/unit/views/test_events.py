@@ -59,6 +59,10 @@ TOLD: list[tuple[Fact, str]] = [
         "diverged: the loss left its range in batch 2 on all 2 ranks that were compared: about 4.2 before, 300 in this batch",
     ),
     (
+        journal.Skipped(4, 0, "optimizer step 4 was left out: rank 1", "1 step was left out: batch 4", "for the third time"),
+        "optimizer step 4 was left out: rank 1; for the third time",
+    ),
+    (
         journal.Desynced((Desync(20, "layer.weight", (1,), 4, DesyncPattern.ONE_RANK),) * 6, 0),
         "desynced (one-rank): layer.weight of rank 1 since step 20; desynced (one-rank): layer.weight",
     ),

@@ -10,6 +10,13 @@ ROW = RunRow(
 )
 
 
+def test_what_was_left_out_is_told_once() -> None:
+    told = "1 step was left out: batch 4 (rank 1, layer: invalid)"
+    assert runs.why(RunRow("train-0", skipped=told)) == told
+    assert runs.why(RunRow("train-0", outcome="finished", reason=told, skipped=told, is_over=True)) == told
+    assert runs.why(ROW._replace(reason="rank 1; 1 step was left out before", skipped=told)).endswith(f"before; {told}")
+
+
 def test_a_line_is_cut_to_the_columns_of_a_terminal_and_whole_elsewhere() -> None:
     head, line = runs.render([ROW], 60).splitlines()
     assert head.split() == ["run", "state", "ranks", "batches", "why"]

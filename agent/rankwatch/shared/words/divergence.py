@@ -108,9 +108,11 @@ class LossEntry(NamedTuple):
 class LossHistory:
     """The losses of a rank's last batches, in the order in which they came."""
 
-    __slots__ = ("_numbers", "rows")
+    __slots__ = ("_left_out", "_numbers", "rows")
 
-    def __init__(self) -> None:
+    def __init__(self, left_out: Collection[int] = ()) -> None:
+        self._left_out = left_out
+        """The optimizer steps that were not taken: their losses lead to nothing."""
         self.rows: LossRows | None = None
         """Of the part whose loss was taken last."""
         self._numbers = array("d")
@@ -130,7 +132,7 @@ class LossHistory:
         found = [
             LossEntry(int(numbers[at]), int(numbers[at + 1]), *numbers[at + 2 : at + 4]) for at in range(0, len(numbers), 4)
         ]
-        return [entry for entry in found if entry.batch < batch and entry.loss > 0.0]
+        return [one for one in found if one.batch < batch and one.loss > 0.0 and one.step not in self._left_out]
 
 
 @dataclass(frozen=True, slots=True)

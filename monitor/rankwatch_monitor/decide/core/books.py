@@ -66,8 +66,8 @@ class Books:
     _departures: int = 0
     """How often a rank has ended."""
 
-    def note(self, text: str) -> Note:
-        return Note(f"run {self.id}: {text}")
+    def note(self, text: str, *, is_warning: bool = False) -> Note:
+        return Note(f"run {self.id}: {text}", is_warning)
 
     def note_down(self, now: float, fact: Fact, rank: int = NO_RANK) -> None:
         self.journal.append(Entry(now, rank, fact))

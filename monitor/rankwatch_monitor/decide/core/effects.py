@@ -30,9 +30,10 @@ class SendAll(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Tell the operator."""
+    """Tell the operator. ``is_warning``: it is trouble, though the run goes on."""
 
     text: str
+    is_warning: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,8 @@ class Trouble(StrEnum):
 
     STALL = "stall"
     DESYNC = "desync"
+    SKIP = "skip"
+    """A step was left out."""
 
 
 @dataclass(frozen=True, slots=True)

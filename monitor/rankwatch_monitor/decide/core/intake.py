@@ -12,6 +12,7 @@ from rankwatch.shared.types.tuning import NO_CHANGE
 
 from ..ending.rules import Incident
 from ..ending.silence import is_cut_off
+from ..trip.skipped import is_left_out
 from .effects import Effect, FollowProcess, PointLatest, Send
 from .journal import Died
 from .rank import Rank
@@ -29,8 +30,8 @@ class Intake:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.books, self.ranks = run.books, run.ranks
-        self.batches, self.trips, self.replicas, self.stalls, self.ending = (
-            run.batches, run.trips, run.replicas, run.stalls, run.ending,
+        self.batches, self.trips, self.skips, self.replicas, self.stalls, self.ending = (
+            run.batches, run.trips, run.skips, run.replicas, run.stalls, run.ending,
         )  # fmt: skip
 
     # --- ranks come and go --------------------------------------------------------------------------------------------
@@ -42,12 +43,13 @@ class Intake:
         if rank is None:
             self.books.note_down(now, hello, hello.rank)
             rank = self.ranks[hello.rank] = Rank(hello, peer, now, now)
-            self.trips.note_answer(rank)  # of a later stage: it can only be waiting for the batch that tripped
+            self._note_answers(rank)  # of a later stage: it can only be waiting for the batch that tripped
         elif rank.state is RankState.LOST:
             self.books.note_down(now, hello, hello.rank)
             rank.state = RankState.RUNNING
             yield self.books.note(f"{rank.name} is back")
             self.trips.election.expect(rank)
+            self.skips.expect_again(rank)
             self.ending.happens(Incident.RANK_RETURNED, "", now)
             if not self.ending.is_decided:
                 self.books.over = self.ending.is_published = False
@@ -72,6 +74,8 @@ class Intake:
             yield Send(peer, self.ending.abort.message)
         elif self.trips.election.target is not None:
             yield Send(peer, messages.Probe(self.trips.election.target.passed))
+        elif (probe := self.skips.probe) is not None:
+            yield Send(peer, messages.Probe(probe))
 
     def disconnected(self, number: int, peer: bytes, now: float) -> None:
         """A connection of the rank has ended. The rank may have another one, or reconnect: this alone decides nothing."""
@@ -97,8 +101,8 @@ class Intake:
             return ()  # an acknowledgement of this one would be one of those before
         if isinstance(message, messages.Batch):
             effects = self.batches.take(rank, message, now)
-            if not self.ending.state.is_open:
-                self.trips.note_answer(rank)
+            if self.skips.open or not self.ending.state.is_open:
+                self._note_answers(rank)
                 effects += self.run.conclude(now)
             return self._widen(rank, size, effects)
         if isinstance(message, messages.Fingerprinted):
@@ -141,7 +145,7 @@ class Intake:
             if message.first_of_step >= 0:
                 rank.settle(message.settled, message.moment.step, message.first_of_step)
             yield from self.ending.take_beat(rank, message, now)
-            if not self.trips.note_answer(rank):  # a rank that answers an election soon hears how it ends
+            if not self._note_answers(rank):  # a rank that answers an election soon hears how it ends
                 yield Send(rank.peer, rank.receipt())
         elif isinstance(message, messages.Inspected):
             yield from self.stalls.take(rank, message, now)
@@ -160,7 +164,7 @@ class Intake:
         else:
             yield Send(rank.peer, messages.Error(f"a rank does not send {type(message).__name__}", "none"))
             return
-        self.trips.note_answer(rank)
+        self._note_answers(rank)
         yield from self.ending.look_for_holds(now)
         yield from self.run.conclude(now)
 
@@ -168,18 +172,54 @@ class Intake:
         """A TRIP or CLOSEUP may have gone ahead of the batches before it. It then counted, and is only acknowledged here."""
         kind = type(message)
         if message.seq == messages.AHEAD:
-            if rank.lets_ahead(kind):
+            if rank.lets_ahead(kind) and not self._is_skipped(rank, message):
                 rank.ahead.add(kind)
                 yield from self._take_sequenced(rank, message, now)
-        elif kind in rank.ahead:
+        elif kind in rank.ahead and not self._is_skipped(rank, message):
             self.trips.take_turn(rank, message, now)
         elif rank.is_news(message.seq, is_recorded=True):
             yield from self._take_sequenced(rank, message, now)
 
+    def _note_answers(self, rank: Rank) -> bool:
+        """Whether the election on how the run ends stops waiting for this rank now."""
+        self.skips.note_answer(rank)
+        return self.trips.note_answer(rank)
+
+    def _is_skipped(self, rank: Rank, message: messages.Sequenced) -> bool:
+        """Whether it is of a step that was left out. Such a message never counts before its turn: no abort waits for it."""
+        if isinstance(message, messages.Tripped):
+            return is_left_out(message.trip) and not self.trips.ends_with(message.trip.optimizer_step)
+        return isinstance(message, messages.LookedCloser) and rank.skipped is not None and message.seq != messages.AHEAD
+
+    def _expect_trip(self, rank: Rank, message: messages.Tripped, now: float, *, is_decided: bool) -> None:
+        if self._is_skipped(rank, message):
+            self.skips.expect(rank, message.trip, now)
+            return
+        has_company = not is_decided and self.skips.is_on(message.trip.optimizer_step)
+        self.trips.expect(rank, message.trip, now, is_decided=is_decided, has_company=has_company)
+
+    def _take_trip(self, rank: Rank, message: messages.Tripped, now: float, *, is_decided: bool) -> Iterator[Effect]:
+        trip = message.trip
+        if self._is_skipped(rank, message):
+            yield from self.skips.take(rank, trip, now)
+            return
+        if message.seq != messages.AHEAD:
+            rank.skipped = None
+        if rank.trip is not None:
+            return
+        company = []
+        for number, other, closeup, due in () if is_decided else self.skips.give_up(trip.optimizer_step):
+            if number != rank.number:
+                self.ranks[number].take_over(other, closeup, due)
+                company.append(self.ranks[number])
+        yield from self.trips.take(rank, trip, now, is_decided=is_decided, company=company)
+        if not is_decided:
+            self.ending.happens(Incident.TRIPPED, "", now)
+
     def _take_sequenced(self, rank: Rank, message: messages.Sequenced, now: float) -> Iterator[Effect]:
         is_decided = self.ending.is_decided
         if isinstance(message, messages.Tripped):
-            self.trips.expect(rank, message.trip, now, is_decided=is_decided)
+            self._expect_trip(rank, message, now, is_decided=is_decided)
         self.books.note_down(now, message, rank.number)
         if isinstance(message, messages.Noticed):
             is_new = self.run.notices.take(rank.number, message.notice)
@@ -201,8 +241,9 @@ class Intake:
             self.books.leave(rank, _LEFT_BY.get(message.outcome, RankState.ABORTED))
             yield from self.ending.take(rank, message, now)
         elif isinstance(message, messages.LookedCloser):
-            rank.take_closeup(message.closeup)
-        elif isinstance(message, messages.Tripped) and rank.trip is None:
-            yield from self.trips.take(rank, message.trip, now, is_decided=is_decided)
-            if not is_decided:
-                self.ending.happens(Incident.TRIPPED, "", now)
+            if self._is_skipped(rank, message):
+                self.skips.take_closeup(rank, message.closeup)
+            else:
+                rank.take_closeup(message.closeup)
+        elif isinstance(message, messages.Tripped):
+            yield from self._take_trip(rank, message, now, is_decided=is_decided)

@@ -100,6 +100,8 @@ class Reached(Finding):
     reported: tuple[int, ...]
     settled: tuple[tuple[int, int, int, int] | None, ...] = ()
     first_of_step: tuple[tuple[int, int], ...] = ()
+    of: tuple[int, ...] = ()
+    """The key of the step that was left out, if the election is on one; see ``Skipped``."""
 
     def describe(self, rank: int) -> str:
         if rank != NO_RANK:
@@ -182,6 +184,26 @@ class Decided(Finding):
 
     def describe(self, rank: int) -> str:
         return f"decided: {self.outcome.value}{', all ranks are to stop' if self.abort else ''}: {self.reason}"
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped(Finding):
+    """A step was left out on all ranks, and the verdict on it is final: on the trips of its optimizer step, of those steps with
+    this number the ``nth``.
+
+    ``text`` says what was bad, and ``so_far`` which steps were left out by now. ``stops``: why this helps no more, so that the
+    run ends; empty: it goes on. ``found``: the verdict is the end of a divergence.
+    """
+
+    step: int
+    nth: int
+    text: str
+    so_far: str
+    stops: str = ""
+    found: Divergence | None = None
+
+    def describe(self, rank: int) -> str:
+        return f"{self.text}; {self.stops}" if self.stops else self.text
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from rankwatch.shared.types.trip import Trip
 from rankwatch.shared.words.text import describe_position, describe_rank, name_spans
 
 from ..keys.budget import WORDS_OVERHEAD, words
+from ..trip.skipped import StepKey
 from ..trip.verdict import Liveness, Verdict, Witness
 from .report import RankRow, RankState
 
@@ -83,6 +84,9 @@ class Rank:
     departed: bool = False
     """Whether it has destroyed its process group, by its last beat."""
     trip: Trip | None = None
+    """The one that ends the run. Those of steps that were left out are with these."""
+    skipped: StepKey | None = None
+    """The step that it left out last: a close-up that comes is of it. None: it is of ``trip``."""
     closeup: CloseUp | None = None
     closeup_due: float = float("-inf")
     """Until when the close-up that its trip announced is waited for."""
@@ -196,6 +200,11 @@ class Rank:
         if trip.has_closeup:
             self.closeup_due = now + trip.closeup_within + CLOSEUP_MARGIN
 
+    def take_over(self, trip: Trip, closeup: CloseUp | None, due: float) -> None:
+        """Its trip of a step that was left out takes part in how the run ends."""
+        if self.trip is None:
+            self.trip, self.closeup, self.closeup_due = trip, closeup, due
+
     def lets_ahead(self, kind: type[messages.Sequenced]) -> bool:
         """Whether a message of this kind may go ahead: what is known already came again, and a close-up needs its trip."""
         if kind is messages.Tripped:
@@ -209,6 +218,8 @@ class Rank:
     def take_turn(self, kind: type[messages.Sequenced]) -> None:
         """All that it said before a message that went ahead is here by now."""
         self.ahead.discard(kind)
+        if kind is messages.Tripped:
+            self.skipped = None
         self.awaits_receipt = True
         if self.trip is not None:
             self.last_batch = max(self.last_batch, self.trip.position.batch)
@@ -234,11 +245,12 @@ class Rank:
             frames = 0 if reports_root_alone else max(self.frames, self.frames_before)
         return frames if frames > position.frame else None
 
-    def witness(self) -> Witness:
+    def witness(self, trip: Trip | None) -> Witness:
+        """As an election sees it, of which this is its trip."""
         liveness = _LIVE if self.state is _RUNNING else _DONE if self.state is _FINISHED else _GONE
         liveness = _OFF if self.fault else liveness
         counted = self.settled, self.first_of_step
-        return Witness(liveness, self.progress, self.trip, self.hello.stage, self.reported_batch, self.fault, *counted)
+        return Witness(liveness, self.progress, trip, self.hello.stage, self.reported_batch, self.fault, *counted)
 
     def row(self) -> RankRow:
         """The rank in a report."""

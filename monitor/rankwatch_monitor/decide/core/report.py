@@ -17,6 +17,7 @@ from rankwatch.shared.words.brief import brief
 from ..ending.course import Course
 from ..replicas.desync import Compared, Desync
 from ..trip.began import TripOrigin
+from ..trip.skipped import SkippedStep
 from ..trip.verdict import Verdict
 from .gaps import Gap
 
@@ -215,6 +216,12 @@ class Report:
     """The number of the model among those that each of its processes watches."""
     is_own: bool = True
     """Whether it belongs to the command that the collector was started for."""
+    skipped: tuple[SkippedStep, ...] = ()
+    """The steps that were left out, the last ones in order."""
+    skipped_unkept: int = 0
+    """How many before these found no room."""
+    why_not_skipped: str = ""
+    """Why the verdict's step ends the run, where steps may be left out."""
     gaps: tuple[Gap, ...] = ()
     """What is not on record, the earliest first."""
     folder: str = ""

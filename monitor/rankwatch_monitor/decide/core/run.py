@@ -21,6 +21,7 @@ from ..keys.budget import Budget
 from ..keys.tables import FrameTables
 from ..replicas.replica_desk import ReplicaDesk
 from ..stalls.stall_desk import StallDesk
+from ..trip.skip_desk import SkipDesk
 from ..trip.trip_desk import TripDesk
 from ..trip.verdict import Verdict
 from .batch_desk import BatchDesk
@@ -51,6 +52,7 @@ class Run:
     books: Books = field(init=False)
     batches: BatchDesk = field(init=False)
     trips: TripDesk = field(init=False)
+    skips: SkipDesk = field(init=False)
     replicas: ReplicaDesk = field(init=False)
     stalls: StallDesk = field(init=False)
     ending: EndingDesk = field(init=False)
@@ -83,11 +85,12 @@ class Run:
         books = self.books = Books(self.id, self.world_size, self.options)
         self.ranks = books.ranks
         self.trips = TripDesk(books)
+        self.skips = SkipDesk(books, self.trips)
         self.batches = BatchDesk(books, self.trips, FrameTables(self.budget.tables))
         self.replicas = ReplicaDesk(books, self.budget, self.notices)
         self.stalls = StallDesk(books)
         self.ending = EndingDesk(books)
-        books.desks = (self.batches, self.replicas, self.stalls, self.ending, self.trips)
+        books.desks = (self.batches, self.replicas, self.stalls, self.ending, self.trips, self.skips)
         self.intake = Intake(self)
         books.note_down(0.0, self.opened)
 
@@ -195,10 +198,14 @@ class Run:
             self.replicas.watch.end()
             yield from self._tell_desync(now)
         if self.ending.state.situation is Situation.ELECTION and (ended or self.trips.election.is_due(now)):
-            yield from self._carry_out(self.trips.look(now, ended=ended), Incident.ELECTED, now)
+            told = self.trips.look(now, ended=ended, before=self.skips.before)
+            yield from self._carry_out(told, Incident.ELECTED, now)
+        if self.skips.open:
+            yield from self._look_for_skips(now, ended=ended or self.ending.have_all_ended(now))
         if self.ending.is_decided and not self.ending.is_published and (ended or self._is_settled(now)):
             self.ending.is_published = True
             self.ending.look_for_absent(now)
+            yield from self._look_for_skips(now, ended=True)
             yield from self._tell_desync(now)
             self.replicas.note_compared(now, at_once=True)
             yield Publish(self.report(), news=True)
@@ -225,6 +232,11 @@ class Run:
     def _look_for_stall(self, now: float, *, ended: bool = False) -> Iterator[Effect]:
         told = self.stalls.look(now, is_open=self.ending.state.is_open, ended=ended)
         yield from self._carry_out(told, Incident.STALLED, now)
+
+    def _look_for_skips(self, now: float, *, ended: bool) -> Iterator[Effect]:
+        is_open = self.ending.state.is_open
+        told = self.skips.look(now, ended=ended, is_open=is_open, differ=self.replicas.describe_split)
+        yield from self._carry_out(told, Incident.BEYOND_HELP, now)
 
     def _tell_desync(self, now: float) -> Iterator[Effect]:
         yield from self._carry_out(self.replicas.look(now), Incident.DESYNCED, now)

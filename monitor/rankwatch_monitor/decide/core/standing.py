@@ -35,7 +35,8 @@ class RunStanding(NamedTuple):
     """Where a run is now, and how it ended once it is ``over``; ``tripped`` and ``stalled`` count ranks.
 
     Ranks send a beat, and standings are written, every ``heartbeat`` seconds. ``waiting`` says which ranks an election waits
-    for; it is empty outside an election. ``desynced`` counts the parameters that are not what they must be.
+    for; it is empty outside an election. ``desynced`` counts the parameters that are not what they must be, ``skipped`` the
+    steps that were left out.
     """
 
     job: str
@@ -48,6 +49,7 @@ class RunStanding(NamedTuple):
     heartbeat: float
     waiting: str
     desynced: int = 0
+    skipped: int = 0
 
 
 def standing_of_rank(rank: Rank, now: float) -> RankStanding:
@@ -69,4 +71,5 @@ def standing_of(run: Run) -> RunStanding:
         heartbeat=run.options.heartbeat,
         waiting=run.waiting,
         desynced=len(run.replicas.all()) + run.replicas.watch.findings.unkept,
+        skipped=run.skips.count,
     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..trip.divergence import origin_of
+from ..trip.skipped import refusal
 from .effects import Show
 from .notices import told
 from .rank import count_frames
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def report_of(run: Run) -> Report:
-    ending, verdict = run.ending.state, run.verdict
+    ending, verdict, skips = run.ending.state, run.verdict, run.skips
     rows = {number: rank.row() for number, rank in run.ranks.items()}
     return Report(
         run=run.id,
@@ -40,6 +42,9 @@ def report_of(run: Run) -> Report:
         desync=run.replicas.all(),
         desync_unkept=run.replicas.watch.findings.unkept,
         compared=run.replicas.watch.compared,
+        skipped=tuple([replace(one, frames_in_batch=count_frames(one.verdict, run.ranks)) for one in skips.told.values()]),
+        skipped_unkept=skips.count - len(skips.told),
+        why_not_skipped=skips.stops or (refusal(verdict) if verdict is not None else ""),
         gaps=run.batches.gaps.all(),
         end=End.FINISHED if ending.decided is None else ending.decided.end,
         stops_ranks=ending.outcome is Outcome.ABORTED and ending.aborts,

@@ -10,7 +10,7 @@ from rankwatch.shared.words.brief import brief
 
 from ..core.books import Books, Desk, Stop
 from ..core.effects import Effect, Note
-from ..core.journal import Closed, Decided, Entry, JobEnded, Left
+from ..core.journal import Closed, Decided, Entry, JobEnded, Left, Skipped
 from ..core.rank import Rank, describe_first_lost, first_to_die
 from ..core.report import Outcome, RankRows, RankState
 from .abort import AbortDelivery
@@ -186,6 +186,8 @@ class EndingDesk(Desk):
                 if decided.abort and (self.abort.message is None or self.abort.message.reason != decided.reason):
                     self.abort.begin(self._make_abort(Stop(decided.reason)), entry.now)
                     self.holding.begin(entry.now)
+            case Skipped(so_far=so_far):
+                self.state = replace(self.state, left_out=so_far)
             case Closed():
                 self.books.over = self.is_published = True
 
@@ -227,4 +229,4 @@ class EndingDesk(Desk):
     def _named(self, effects: Iterator[Effect]) -> Iterator[Effect]:
         """With the run's id in front of each note."""
         for effect in effects:
-            yield self.books.note(effect.text) if isinstance(effect, Note) else effect
+            yield self.books.note(effect.text, is_warning=effect.is_warning) if isinstance(effect, Note) else effect

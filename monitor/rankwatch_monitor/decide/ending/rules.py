@@ -43,6 +43,8 @@ class Incident(enum.Enum):
     """A lost rank has connected again."""
     DESYNCED = enum.auto()
     """Replicas that must be equal are not, and the options say that this ends the run."""
+    BEYOND_HELP = enum.auto()
+    """A step was left out, and this does not help."""
     STALLED = enum.auto()
     """And the options say that a stall ends the run."""
     SIBLING_STOPPED = enum.auto()
@@ -157,6 +159,7 @@ RULES = (
     Rule(Incident.ORPHANED, _OPEN, Outcome.LOST, "{text}", Then.ABORT),
     Rule(Incident.ORPHANED, _INTERRUPTED, Outcome.ABORTED, "stopped by {signal}", Then.ABORT),
     Rule(Incident.DESYNCED, _UNDER_WAY, Outcome.ABORTED, "{text}", Then.ABORT, end=End.DESYNC),
+    Rule(Incident.BEYOND_HELP, _UNDER_WAY, Outcome.ABORTED, "{text}", Then.ABORT, end=End.VERDICT),
     Rule(Incident.STALLED, _UNDER_WAY, Outcome.STALLED, "{text}", Then.ABORT),
     Rule(Incident.JOB_STOPPED, _UNDER_WAY, Outcome.ABORTED, "stopped by {text}"),
     Rule(
@@ -197,7 +200,7 @@ RULES = (
     # Ranks that obeyed the signal have not finished, however they said goodbye.
     Rule(Incident.ALL_ENDED, _INTERRUPTED, Outcome.ABORTED, "stopped by {signal}"),
     Rule(Incident.ALL_ENDED, _UNDECIDED, Outcome.LOST, "{text}", only=lambda e, text, now: text),
-    Rule(Incident.ALL_ENDED, _UNDECIDED, Outcome.FINISHED, ""),
+    Rule(Incident.ALL_ENDED, _UNDECIDED, Outcome.FINISHED, "{left_out}"),
 )  # fmt: skip
 
 
@@ -222,6 +225,8 @@ class Ending:
     """Why a rank stopped after the batch that was asked for."""
     waived: Decided | None = None
     """The first failure or loss that did not stop the others."""
+    left_out: str = ""
+    """Which steps were left out."""
 
     @property
     def outcome(self) -> Outcome | None:
@@ -278,6 +283,7 @@ def decide(ending: Ending, incident: Incident, text: str, now: float, *, abort_o
         text=text,
         reason=ending.reason,
         limit=ending.limit,
+        left_out=ending.left_out,
         waived=waived,
         excused=excused,
         signal=ending.signal,

@@ -69,6 +69,11 @@ class ReplicaDesk(Desk):
         if told:
             yield Worry(Trouble.DESYNC, told[0] + (f" (and {len(told) - 1} more)" if told[1:] else ""))
 
+    def describe_split(self) -> str:
+        """Since when replicas that must be equal are not; empty: they are, as far as that is known."""
+        split = [one for one in self.all() if one.is_split]
+        return f"replicas differ since step {min(one.step for one in split)}" if split else ""
+
     def note_compared(self, now: float, *, at_once: bool = False) -> None:
         if compared := self.watch.note_compared(now, at_once=at_once):
             self.books.find(now, ReplicasCompared(compared))

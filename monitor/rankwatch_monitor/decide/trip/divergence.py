@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from rankwatch.shared.bounded import BoundedDict
 from rankwatch.shared.types.frame import BatchSummary, FrameTable
 from rankwatch.shared.types.trip import Cause
-from rankwatch.shared.words.divergence import REPLACED, Divergence, LossHistory, LossRows, end_of, find_divergence
+from rankwatch.shared.words.divergence import KEPT, REPLACED, Divergence, LossHistory, LossRows, end_of, find_divergence
 
 from ..core.rank import Rank
 from .began import Began, TripOrigin
@@ -23,6 +23,8 @@ COMPARED = 64
 
 @dataclass(slots=True)
 class LossHistories:
+    left_out: BoundedDict[int, None] = field(default_factory=lambda: BoundedDict(KEPT))
+    """The last optimizer steps that were left out."""
     _of_ranks: dict[int, LossHistory] = field(default_factory=dict)
     _rows: BoundedDict[str, LossRows] = field(default_factory=lambda: BoundedDict(MAX_TABLES))
 
@@ -33,7 +35,7 @@ class LossHistories:
         if rows:
             history = self._of_ranks.get(rank)
             if history is None:
-                history = self._of_ranks[rank] = LossHistory()
+                history = self._of_ranks[rank] = LossHistory(self.left_out)
             history.take(summary, rows)
 
     def find(self, verdict: Verdict, ranks: Mapping[int, Rank]) -> Divergence | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from rankwatch.shared.types.frame import NO_STAGE, Moment
-from rankwatch.shared.types.trip import MAX_RERUN
+from rankwatch.shared.types.trip import MAX_RERUN, Trip
 
 from ..core.rank import Rank
 from .verdict import END, LogicalTime, Verdict, describe_waiting, elect, is_waited_for
@@ -14,11 +14,12 @@ from .verdict import END, LogicalTime, Verdict, describe_waiting, elect, is_wait
 
 @dataclass(slots=True)
 class Election:
-    """``window`` is in seconds; ``target`` is the earliest trip so far."""
+    """``window`` is in seconds; ``target`` is the earliest trip so far, and ``trips`` are those that it is held over, by rank."""
 
     world_size: int
     window: float
     target: LogicalTime | None = None
+    trips: dict[int, Trip] = field(default_factory=dict)
     _began_at: float = 0.0
     _waited_for: set[int] = field(default_factory=set)
     """Updated answer by answer, so that a message costs the same at 16 ranks and at 16,384."""
@@ -54,7 +55,7 @@ class Election:
             if r.progress <= at
             or (r.progress < after and (r.hello.stage != stage or target.settles or counts not in (None, r.first_of_step)))
         ]
-        asked = [rank for rank in unsure if is_waited_for(rank.witness(), target)]
+        asked = [rank for rank in unsure if self._is_waited_for(rank, target)]
         missing = set(range(self.world_size)) - ranks.keys()
         self._unsure = {rank.number for rank in unsure} | missing
         self._waited_for = {rank.number for rank in asked} | missing
@@ -62,12 +63,13 @@ class Election:
 
     def expect(self, rank: Rank) -> None:
         """A lost rank has connected again: it may still trip earlier."""
-        if self.target is not None and rank.number in self._unsure and is_waited_for(rank.witness(), self.target):
+        if self.target is not None and rank.number in self._unsure and self._is_waited_for(rank, self.target):
             self._waited_for.add(rank.number)
 
     def has_answer(self, rank: Rank) -> bool:
         """Whether the rank, by its last report or by leaving, need not be waited for any longer."""
-        return not (self.target is None or rank.number not in self._waited_for or is_waited_for(rank.witness(), self.target))
+        is_asked = self.target is not None and rank.number in self._waited_for
+        return self.target is not None and is_asked and not self._is_waited_for(rank, self.target)
 
     def take_answer(self, rank: int) -> None:
         self._waited_for.discard(rank)
@@ -79,5 +81,8 @@ class Election:
     def hold(self, ranks: Mapping[int, Rank], now: float, *, final: bool, uneven: str = "") -> tuple[Verdict | None, str]:
         """The verdict, or None while ranks are waited for; and why. ``final``: no rank can report anything any more."""
         unsure = self._unsure
-        witnesses = {number: rank.witness() for number, rank in ranks.items() if rank.trip or number in unsure}
+        witnesses = {n: rank.witness(self.trips.get(n)) for n, rank in ranks.items() if n in self.trips or n in unsure}
         return elect(witnesses, self.world_size, now - self._began_at, 0.0 if final else self._limit, unsure, uneven)
+
+    def _is_waited_for(self, rank: Rank, target: LogicalTime) -> bool:
+        return is_waited_for(rank.witness(self.trips.get(rank.number)), target)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from rankwatch.shared.types import messages
 from rankwatch.shared.types.frame import Moment
@@ -16,6 +17,7 @@ from ..core.journal import NO_RANK, Closed, Diverged, Entry, InTurn, Miscounted,
 from ..core.rank import Rank
 from .divergence import LossHistories, blame_all
 from .election import Election
+from .skipped import count_steps, refusal
 from .uneven import StepCounts
 from .verdict import doubt, logical_time_of
 
@@ -28,28 +30,47 @@ class TripDesk(Desk):
     election: Election = field(init=False)
     losses: LossHistories = field(default_factory=LossHistories)
     counts: StepCounts = field(default_factory=StepCounts)
-    trips: int = 0
+    _steps: set[int] = field(default_factory=set)
+    """Those of the trips by which the run ends: of thousands of ranks, each trip asks for them."""
     _is_closed: bool = False
 
     def __post_init__(self) -> None:
         self.election = Election(self.books.world_size, self.books.options.decision_window)
 
+    @property
+    def trips(self) -> int:
+        """How many ranks tripped, so that the run ends."""
+        return sum(rank.trip is not None for rank in self.books.ranks.values())
+
     # --- what ranks send ----------------------------------------------------------------------------------------------
 
-    def expect(self, rank: Rank, trip: Trip, now: float, *, is_decided: bool) -> None:
-        """Before a trip is noted down: what it is judged by. ``is_decided``: whether it is known how the run ends."""
+    def ends_with(self, step: int) -> bool:
+        """Whether a rank has tripped in this step, and did not leave it out."""
+        return step in self._steps
+
+    def expect(self, rank: Rank, trip: Trip, now: float, *, is_decided: bool, has_company: bool = False) -> None:
+        """Before a trip is noted down: what it is judged by. ``is_decided``: whether it is known how the run ends.
+        ``has_company``: trips of other ranks come with it."""
         if trip.position.batch >= 0 and not trip.position.eval:
             self.count(rank, trip.position.batch, trip.optimizer_step, now)
-        if self._is_earliest(rank, trip, is_decided=is_decided):
+        if has_company or self._is_earliest(rank, trip, is_decided=is_decided):
             # Noted down alone: the ranks are there already, and the abort waits for this.
             self.books.note_down(now, moments_of(self.books.ranks.values()))
 
-    def take(self, rank: Rank, trip: Trip, now: float, *, is_decided: bool) -> Iterator[Effect]:
+    def take(
+        self, rank: Rank, trip: Trip, now: float, *, is_decided: bool, company: Collection[Rank] = ()
+    ) -> Iterator[Effect]:
+        """``company``: ranks that had left out this step; their trips take part now."""
         rank.take_trip(trip, now)
-        self.trips += 1
         yield self.books.note(describe_culprit(rank.name, trip))
-        if self._is_earliest(rank, trip, is_decided=is_decided):
-            at = logical_time_of(trip, rank.hello.stage)
+        times = []
+        for one in (rank, *company):
+            if one.trip is not None:
+                self.election.trips[one.number] = one.trip
+                self._steps.add(one.trip.optimizer_step)
+                times.append(logical_time_of(one.trip, one.hello.stage))
+        at = min(times, key=attrgetter("order"))
+        if not is_decided and self.election.is_lowered_by(at):
             asked = self.election.aim(at, self.books.ranks, now)
             yield SendAll([other.peer for other in asked], messages.Probe(at.passed))
 
@@ -75,8 +96,13 @@ class TripDesk(Desk):
 
     # --- as time passes -----------------------------------------------------------------------------------------------
 
-    def look(self, now: float, *, ended: bool) -> Iterator[Effect | Stop]:
-        """Holds the election, which is due. ``ended``: no rank can report anything any more."""
+    def look(self, now: float, *, ended: bool, before: Callable[[int], int]) -> Iterator[Effect | Stop]:
+        """Holds the election, which is due.
+
+        Args:
+            ended: no rank can report anything any more.
+            before: how many steps were left out before a step.
+        """
         ranks = self.books.ranks
         self.books.verdict, reason = self.election.hold(ranks, now, final=ended, uneven=self.counts.uneven)
         if self.books.verdict is None:
@@ -87,6 +113,9 @@ class TripDesk(Desk):
         verdict, trip = self.books.verdict, self.books.verdict.trip
         who = verdict.who(ranks[verdict.tripped].name)
         text = f"{describe_culprit(who, trip)} ({verdict.cause.value}: {verdict.evidence})"
+        refused = f"the step could not be left out: {why}" if (why := refusal(verdict)) else ""
+        earlier = f"{count_steps(count)} before" if (count := before(trip.optimizer_step)) else ""
+        text = "; ".join(filter(None, (text, refused, earlier)))
         yield self.books.note(f"first {trip.culprit.state.name.lower()}: {text}; {reason}")
         yield Stop(text, NO_RANK if verdict.rank is None else verdict.rank, trip.time)
 
@@ -110,7 +139,7 @@ class TripDesk(Desk):
                     rank.reported_batch = max(rank.reported_batch, reached.reported[place])
                     if reached.settled:
                         rank.settle(reached.settled[place], *reached.first_of_step[place])
-                if entry.rank != NO_RANK:
+                if entry.rank != NO_RANK and not reached.of:
                     self.election.take_answer(entry.rank)
             case InTurn(seq, kind):
                 rank = self.books.ranks[entry.rank]

@@ -81,7 +81,7 @@ def logical_time_of(trip: Trip, stage: int) -> LogicalTime:
     has_stage, is_backward = stage != NO_STAGE, trip.frame.spec.phase is Phase.BACKWARD
     at = passed = Moment(trip.optimizer_step, *trip.position).in_stage(stage)
     first = -1 if has_stage else trip.first_of_step
-    if trip.guarded:
+    if trip.guarded or trip.left_out is not None:  # what was seen in a forward is told with the guard's look, too
         looked = (at if trip.looked_at == BEGINNING else trip.looked_at).in_stage(stage)
         passed = Moment(looked.step, looked.batch, END, 0) if has_stage else Moment(looked.step, END, 0, 0)
         if trip.unfound:

@@ -139,6 +139,10 @@ FAMILIES = (
         lambda run: _one(run.shown.standing.tripped),
     ),
     Family(
+        "rankwatch_skipped_steps_total", "Optimizer steps that were left out, on all ranks alike.", (),
+        lambda run: _one(run.shown.standing.skipped),
+    ),
+    Family(
         "rankwatch_desynced_parameters_total",
         "Parameters that replicas disagree on, that never changed or came untied, and inputs that ranks share.", (),
         lambda run: _one(run.shown.standing.desynced),

@@ -1,6 +1,6 @@
 """``--on-verdict``: a command of the user's is told of each run that did not finish well: it may write to Slack, or mail.
 
-It is told of a stall and of replicas that differ, too, while the run goes on.
+It is told of a stall, of replicas that differ and of steps that are left out, too, while the run goes on.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from rankwatch.shared.printable import one_line, printable
 
-from ...decide.core.effects import Alert
+from ...decide.core.effects import Alert, Trouble
 from ...decide.core.report import Outcome, Report
 from ...decide.next.next_action import next_action, variables
 from ...views import as_json
@@ -85,12 +85,13 @@ class Notifier:
 
     def _run(self, event: str, report: Report, text: str, outcome: Outcome | None) -> None:
         run = report.run
+        verdict = report.skipped[-1].verdict if event == Trouble.SKIP and report.skipped else report.verdict
         told = {
             "RANKWATCH_EVENT": event,
             "RANKWATCH_TEXT": one_line(text)[:LONGEST],
             "RANKWATCH_RUN": run,
             "RANKWATCH_OUTCOME": "" if outcome is None else outcome.value,
-            "RANKWATCH_CAUSE": report.verdict.cause.value if report.verdict is not None else "",
+            "RANKWATCH_CAUSE": verdict.cause.value if verdict is not None else "",
             "RANKWATCH_RUN_DIR": report.folder,
             **variables(next_action(report)),
         }

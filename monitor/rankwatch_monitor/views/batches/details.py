@@ -16,6 +16,7 @@ from rankwatch.shared.words.text import format_spans
 
 from ...decide.core.report import RankRow, RankState, Report
 from ...decide.core.standing import RankStanding
+from ...decide.trip.skipped import is_left_out
 from ...record import replay
 from ...record.numbers.layout import NO_ROW
 from ...record.numbers.rows import DigestBlock, EnvelopePart
@@ -124,8 +125,16 @@ def of_rank(record: RunRecord, rank: int) -> RankDetails:
     standing = next((standing for standing in standings if standing.rank == rank), None)
     parts = list(_digests(record.last_digests(rank, LAST_BATCHES)))
     trip = next((said.trip for said in reversed(_said(record, rank, messages.Tripped))), None)
-    closeup = next((said.closeup for said in _said(record, rank, messages.LookedCloser)), None)
+    closeup = _closeup(report, rank, trip, _said(record, rank, messages.LookedCloser))
     return RankDetails(report, row, standing, trip, closeup, parts, record.sent_batches(rank))
+
+
+def _closeup(report: Report, rank: int, trip: Trip | None, said: list[messages.LookedCloser]) -> CloseUp | None:
+    """Of this trip. A rank that left out steps has one of each."""
+    if trip is not None and is_left_out(trip):  # the culprit's alone is kept with its step
+        steps = [one for one in report.skipped if (one.verdict.tripped, one.batch) == (rank, trip.position.batch)]
+        return steps[-1].closeup if steps else None
+    return said[-1 if report.skipped else 0].closeup if said else None
 
 
 def of_batch(record: RunRecord, batch: int, rank: int | None) -> BatchDetails:

@@ -19,6 +19,7 @@ from rankwatch.shared.words.text import (
 
 from ...decide.core.report import RankNotice, RankState
 from ...decide.replicas.desync import Desync
+from ...decide.trip.skipped import is_left_out
 from .. import closeup, stalls
 from ..as_json import (
     SCHEMA,
@@ -107,7 +108,8 @@ def _tripped(details: RankDetails) -> list[tuple[str, str]]:
     report, trip = details.report, details.trip
     if trip is None:
         return []
-    verdict, cause, frames = report.verdict, "", None
+    skipped = next((one for one in report.skipped if one.step == trip.optimizer_step), None) if is_left_out(trip) else None
+    verdict, cause, frames = report.verdict if skipped is None else skipped.verdict, "", None
     if verdict is None:
         who = "undecided who was first"
     elif verdict.rank is None or details.row.rank in verdict.alike:
@@ -117,6 +119,7 @@ def _tripped(details: RankDetails) -> list[tuple[str, str]]:
     else:
         who, cause, frames = "the culprit", f"{verdict.cause.value}: {verdict.evidence}", report.frames_in_batch
     found = fields_of(cause, trip, details.closeup)
+    who += ", in a step that was left out" if skipped is not None else ""
     return [("tripped", describe_trip(who, trip, frames)), *found, *replay_fields(details.closeup, report.folder)]
 
 

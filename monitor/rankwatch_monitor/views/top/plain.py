@@ -34,6 +34,7 @@ class Changes:
         self._reason = self._stalled = ""
         self._stacks: set[str] = set()
         self._gaps: set[Gap] = set()
+        self._skipped: set[str] = set()
 
     def lines(self, view: View, now: float) -> Iterator[str]:
         """The lines of what is new, without newlines. ``now``: Unix seconds."""
@@ -48,6 +49,10 @@ class Changes:
             if key not in self._noticed:
                 self._noticed.add(key)
                 yield f"{report.run}: noticed: {text}"
+        for one in report.skipped:
+            if one.brief not in self._skipped:
+                self._skipped.add(one.brief)
+                yield f"{report.run}: left out: {one.brief}: {one.verdict.evidence}"
         for gap in report.gaps:
             if gap not in self._gaps:
                 self._gaps.add(gap)

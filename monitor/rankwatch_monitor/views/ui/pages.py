@@ -190,7 +190,8 @@ class RunPages:
             return self._ranks.grid()
 
     def curves(self, record: RunRecord, ranks: Sequence[int] = ()) -> dict[str, Any]:
-        """The lines of ``Curves.lines``, and of the largest ``gradient`` where gradients are on record.
+        """The lines of ``Curves.lines``, and of the largest ``gradient`` where gradients are on record; and the batches whose
+        steps were left out, as ``skipped``.
 
         Args:
             ranks: those with a line of their own; by default those that have to do with how the run ended.
@@ -206,7 +207,8 @@ class RunPages:
                 made.add(digests)
             lines = made.lines()
         lines["gradient"] = sources.gradients(record)
-        return {name: [line._asdict() for line in of] for name, of in lines.items()}
+        marked = [[one.batch, one.brief] for one in report.skipped]
+        return {**{name: [line._asdict() for line in of] for name, of in lines.items()}, "skipped": marked}
 
     def around(self, record: RunRecord, ranks: RankRange, batches: BatchRange, measure: str = "") -> dict[str, Any]:
         """The modules of a rank round these batches: of several ranks, of the worst one there.
@@ -350,8 +352,9 @@ def _replicas(report: Report) -> dict[str, Any]:
 
 
 def _trips(report: Report) -> list[tuple[int, Trip]]:
-    """Every rank that tripped with its trip, the culprit first."""
-    return [] if report.verdict is None else list(report.verdict.all_tripped)
+    """Every rank that tripped with its trip, the culprit first; then those of steps that were left out."""
+    verdicts = [] if report.verdict is None else [report.verdict]
+    return [tripped for one in (*verdicts, *(one.verdict for one in report.skipped)) for tripped in one.all_tripped]
 
 
 def _drawn(report: Report) -> tuple[int, ...]:

@@ -11,19 +11,24 @@ import makers
 from desk import peer
 from invariants import INVARIANTS, CheckedLedger, check_invariants
 from rankwatch.shared.types import messages
+from rankwatch.shared.types.trip import LeftOut
 from rankwatch_monitor.decide.core.journal import Decided
 from rankwatch_monitor.decide.core.ledger import Received
 from rankwatch_monitor.decide.core.options import Options
 from rankwatch_monitor.decide.core.report import Outcome, RankState, Stall
 from rankwatch_monitor.decide.core.run import Run
+from rankwatch_monitor.decide.trip.skipped import SkippedStep
 from rankwatch_monitor.decide.trip.verdict import Certainty, Verdict
 
 
 def a_run() -> Run:
-    """Three of its four ranks have connected, and one of them has tripped: an election waits for the others."""
+    """Three of its four ranks have connected, and one of them has tripped: an election waits for the others. One is on a step
+    that another one has left out before."""
     ledger = CheckedLedger(Options(decision_window=60.0))
     for rank in range(3):
         ledger.handle(Received(peer(rank), makers.hello(rank, 4)), 0.0)
+    left_out = replace(makers.trip(at=(1, 0, 7), step=1), left_out=LeftOut())
+    ledger.handle(Received(peer(1), messages.Tripped(1, left_out)), 0.0)
     ledger.handle(Received(peer(0), messages.Tripped(1, makers.trip(at=(3, 0, 7)))), 0.0)
     return ledger.runs["train-0"]
 
@@ -69,14 +74,21 @@ SPOILED: dict[str, list[Callable[[Run], object]]] = {
     "an election is held when a rank has tripped": [
         lambda run: end(run, is_tripped=False),
         lambda run: setattr(run.trips.election, "target", None),
-        lambda run: become(run.trips, trips=0),
+        lambda run: setattr(run.ranks[0], "trip", None),
     ],
     "a verdict names a rank that tripped, and aborts": [lambda run: become(run.books, verdict=verdict_of(run))],
     "a complete verdict rests on an answer of every rank": [
         lambda run: become(run.books, verdict=replace(verdict_of(run), certainty=Certainty.COMPLETE)),
         lambda run: become(run.books, verdict=replace(verdict_of(run), certainty=Certainty.COMPLETE, missing=())),
     ],
-    "the ranks that tripped are counted": [lambda run: become(run.trips, trips=2)],
+    "the ranks whose trip ends the run are known": [lambda run: run.trips.election.trips.update({1: makers.trip()})],
+    "an election on a step that was left out waits for the ranks that may still trip earlier": [
+        lambda run: run.skips.open[1, 0].election._waited_for.discard(3),
+        lambda run: run.skips.open[1, 0].election._waited_for.add(1),
+    ],
+    "a step that was left out is told once": [
+        lambda run: run.skips.told.update({(1, 0): SkippedStep(1, verdict_of(run))}),
+    ],
     "a close-up is of a rank that tripped": [
         lambda run: setattr(run.ranks[1], "closeup", makers.closeup()),
         lambda run: setattr(run.ranks[1], "closeup_due", 9.0),

@@ -110,7 +110,9 @@ def test_a_beat_tells_as_much_before_the_batches_that_it_came_after(batches: lis
         desk = connected(1)
         desk.receive(0, messages.Table(table), *order)
         record = desk.run.ranks[0]
-        known.append((record.witness(), record.seq, record.last_batch, record.frames, record.forward_frames, record.stored))
+        known.append(
+            (record.witness(record.trip), record.seq, record.last_batch, record.frames, record.forward_frames, record.stored)
+        )
     assert known[0] == known[1]
 
 

@@ -43,16 +43,17 @@ def worlds(draw: st.DrawFn) -> dict[int, Rank]:
 
 @given(worlds(), st.data())
 def test_it_elects_as_if_it_had_looked_at_all(ranks: dict[int, Rank], data: st.DataObject) -> None:
-    election = Election(WORLD, window=2.0)
+    trips = {rank: record.trip for rank, record in ranks.items() if record.trip is not None}
+    election = Election(WORLD, window=2.0, trips=trips)
     target = min(logical_time_of(record.trip, record.hello.stage) for record in ranks.values() if record.trip is not None)
     asked = election.aim(target, ranks, 0.0)
-    assert asked == [record for record in ranks.values() if is_waited_for(record.witness(), target)]
+    assert asked == [record for record in ranks.values() if is_waited_for(record.witness(record.trip), target)]
     for rank, record in ranks.items():  # what they report meanwhile
         if record.progress > BEGINNING and data.draw(st.booleans()):
             later = Moment(data.draw(steps), *data.draw(positions)).in_stage(record.hello.stage)
             ranks[rank] = replace(record, progress=max(record.progress, later))
     for now in (0.0, 2.0):
-        witnesses = {rank: record.witness() for rank, record in ranks.items()}
+        witnesses = {rank: record.witness(record.trip) for rank, record in ranks.items()}
         assert election.hold(ranks, now, final=False) == elect(witnesses, WORLD, now, 2.0)
 
 
@@ -60,7 +61,7 @@ def test_a_rank_of_an_earlier_stage_is_asked_until_it_has_reported_the_batch() -
     trip = makers.trip(at=(3, 0, 5))
     tripped = Rank(makers.hello(0, 2, stage=1), b"0", 0.0, trip=trip, progress=Moment(0, *trip.position))
     further = Rank(makers.hello(1, 2, stage=0), b"1", 0.0, progress=Moment(0, 3, 0, 6), reported_batch=2)
-    election = Election(2, window=2.0)
+    election = Election(2, window=2.0, trips={0: trip})
     assert election.aim(logical_time_of(trip, 1), {0: tripped, 1: further}, 0.0) == [further]
     found, reason = election.hold({0: tripped, 1: further}, 0.0, final=False)
     assert (found, reason) == (None, "waiting for rank 1 to pass frame 5 of batch 3 of stage 1")

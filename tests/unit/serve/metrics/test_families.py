@@ -53,7 +53,7 @@ def test_the_metrics_of_a_run() -> None:
         standing(1, batch=9, still=40.0, quiet="silent, but still connected", queued=5),
         standing(2, batch=2, state=RankState.FAILED, still=100.0, dropped=4),
     )
-    found = values(shown(*ranks, tripped=1, stalled=1, desynced=6), headroom=2.0, age=0.5)
+    found = values(shown(*ranks, tripped=1, stalled=1, desynced=6, skipped=2), headroom=2.0, age=0.5)
     of_run = {name.removesuffix("{run=train-0}"): value for name, value in found.items() if name.endswith("{run=train-0}")}
     assert of_run == {
         "rankwatch_batches_total": 13,
@@ -64,6 +64,7 @@ def test_the_metrics_of_a_run() -> None:
         "rankwatch_stalled_ranks": 1,
         "rankwatch_trips_total": 1,
         "rankwatch_desynced_parameters_total": 6,
+        "rankwatch_skipped_steps_total": 2,
         "rankwatch_headroom_ratio": 4.0,
         "rankwatch_queued_messages": 7,
         "rankwatch_dropped_batches_total": 5,
@@ -84,7 +85,14 @@ def test_a_run_that_is_over_has_no_samples_of_live_metrics() -> None:
     last = standing(0, batch=4, state=RankState.ABORTED)
     found = values(shown(last, over=True, outcome=Outcome.ABORTED, tripped=1, stalled=1), headroom=0.0)
     told = {name for name in found if name.endswith("{run=train-0}")}
-    counts = "batches_total", "batch", "trips_total", "desynced_parameters_total", "dropped_batches_total"
+    counts = (
+        "batches_total",
+        "batch",
+        "trips_total",
+        "skipped_steps_total",
+        "desynced_parameters_total",
+        "dropped_batches_total",
+    )
     assert told == {f"rankwatch_{name}{{run=train-0}}" for name in counts}
     assert {state for state in RUN_STATES if found[f"rankwatch_run_state{{run=train-0,state={state}}}"]} == {"aborted"}
     assert found["rankwatch_runs"] == 0

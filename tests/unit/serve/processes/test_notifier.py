@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import left_out
 from collectors import until
 from rankwatch.shared.system.process import started_at
 from rankwatch_monitor.decide.core.effects import Alert, Trouble
@@ -51,6 +52,15 @@ def test_it_is_told_of_trouble_in_a_run_that_goes_on(tmp_path: Path, caplog: pyt
     said = (tmp_path / "env").read_text().splitlines()
     assert sorted(said) == ["rank 1 stalled: no progress//train-0"] * notifier.MOST_ALERTS + ["replicas differ//train-0"]
     assert caplog.messages == ["the command of --on-verdict is told of no more than 10 stall events of run train-0"]
+
+
+def test_a_step_that_was_left_out_has_its_own_cause(tmp_path: Path) -> None:
+    one = Notifier(f'cat > {tmp_path}/body; echo "$RANKWATCH_EVENT/$RANKWATCH_CAUSE/$RANKWATCH_OUTCOME" > {tmp_path}/env')
+    one.alert(Alert(Trouble.SKIP, "optimizer step 9 was left out", left_out.trained(ends=False).run.report()))
+    one.close()
+    assert (tmp_path / "env").read_text() == "skip/invalid/\n"
+    body = json.loads((tmp_path / "body").read_text())
+    assert ([step["step"] for step in body["skipped"]], body["verdict"]) == ([4, 9], None)
 
 
 def test_of_a_run_that_finished_nothing_is_told(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import crowds
+import left_out
 import makers
 from rankwatch.shared.printable import paragraph, printable
 from rankwatch_monitor.decide.core.report import RankStack, RankState, Stall
@@ -180,6 +181,16 @@ def test_desynced_parameters_come_first(view: View) -> None:
     assert told.startswith("crowd-0: desync: rank 203 of 1024 (gpu-a100-0025.cluster, GPU-5f3a): layers.3.weight differs")
     later = replace(view, report=replace(view.report, desync=(flipped, replace(flipped, step=121, parameter="head.weight"))))
     assert not [line for line in changes.lines(later, view.standings_at + 2) if "desync" in line]
+
+
+def test_what_was_left_out_is_told_while_the_run_goes_on(tmp_path: Path) -> None:
+    going_on = Follower(left_out.write(tmp_path, ends=False)).look()
+    assert "2 steps were left out: batch 4 (rank 1, layer: invalid), batch 9" in shown(going_on, after=going_on.last)
+    changes = Changes(1.0)
+    told = [line for line in changes.lines(going_on, 0.0) if "left out" in line]
+    assert told[0].startswith("train-0: left out: batch 4 (rank 1, layer: invalid): aten.div is nan")
+    assert len(told) == 2
+    assert not [line for line in changes.lines(going_on, 9.0) if "left out" in line]
 
 
 def test_that_replicas_are_equal_is_said_beside_the_ranks(view: View) -> None:

@@ -170,6 +170,7 @@ const Charts = (() => {
     const note = Views.h("p", { class: "note", "aria-live": "polite" });
     parent.append(Views.h("p", { class: "faint how" }, how), box, note);
     let drawn = [];
+    let marked = []; // [batch, what was left out there]
     let at = null;
     const short = (value) => (value >= 0.001 && value < 1e5 ? String(Number(value.toPrecision(4))) : value === 0 ? "0" : number(value));
     const said = (line, point) => `${line.name}: ${point[1] === null ? "inf or nan" : short(point[1])}${point[2] === null || point[2] === line.rank ? "" : ` (rank ${point[2]})`}`;
@@ -187,6 +188,12 @@ const Charts = (() => {
           ...(bad.length ? [{ type: "scatter", name: `${line.name}, inf or nan`, color: colour("--bad"), symbol: "diamond", symbolSize: 12, data: bad.map((point) => ({ value: [point[0], numbers.length ? most : 1], point, line })) }] : []),
         ];
       });
+      if (series.length && marked.length) {
+        series[0].markLine = {
+          symbol: "none", animation: false, lineStyle: { color: colour("--bad"), type: "dotted" }, data: marked.map(([batch]) => ({ xAxis: batch })),
+          label: { formatter: "left out", position: "insideEndTop", color: colour("--bad") },
+        };
+      }
       return {
         textStyle: text(),
         grid: { left: 58, right: 16, top: 44, bottom: 42 },
@@ -208,10 +215,11 @@ const Charts = (() => {
       made.dispatchAction({ type: "showTip", seriesIndex: 0, dataIndex: at });
     });
 
-    return (fresh) => {
+    return (fresh, steps) => {
       drawn = fresh;
+      marked = steps || [];
       const last = drawn.map((line) => said(line, line.points.at(-1)));
-      box.setAttribute("aria-label", drawn.length ? `${what}. At the end: ${last.join(", ")}. Arrow keys read the points one by one.` : `${what}: no data yet.`);
+      box.setAttribute("aria-label", drawn.length ? `${what}. At the end: ${last.join(", ")}.${marked.length ? ` Left out: ${marked.map(([, what]) => what).join(", ")}.` : ""} Arrow keys read the points one by one.` : `${what}: no data yet.`);
       draw();
     };
   }

@@ -113,7 +113,7 @@ const Runs = (() => {
         one.section.hidden = !lines.length;
         if (!lines.length) continue;
         one.draw = one.draw || Charts.curves(one.section.querySelector("div"), one.title, Charts.HOW[one.name], one.name !== "loss");
-        one.draw(lines);
+        one.draw(lines, one.name === "loss" ? body.skipped : []);
       }
       none.textContent = [body.loss.length ? "" : "No loss is on record: no backward() has reached the model.", body.norm.length ? "" : "No norm of the gradients is on record: it is known after the first optimizer step, where clip_grad_norm_ runs or the gradient guard looks.", body.gradient.length ? "" : "No single gradient is on record: watch(model, gradients=True) or RANKWATCH_GRADIENTS=1 measures them."].filter(Boolean).join(" ");
     }

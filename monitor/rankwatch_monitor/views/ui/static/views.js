@@ -52,7 +52,7 @@ const Views = (() => {
     return h("span", { class: `badge ${run.outcome === "finished" ? "good" : "bad"}` }, run.outcome);
   }
 
-  function verdict(report) {
+  function verdict(report, label = "Verdict") {
     const found = report.verdict;
     if (!found) return null;
     const batch = found.eval ? `eval ${found.eval} after batch ${found.batch}` : `batch ${found.batch}`;
@@ -60,7 +60,7 @@ const Views = (() => {
       : found.alike_ranks.length ? `no single rank (ranks ${spans(found.alike_ranks)} of ${report.run.world_size} at once)`
       : `rank ${found.rank} of ${report.run.world_size} (${found.host}, local rank ${found.local_rank})`;
     const others = found.also.map((other) => other.rank).filter((rank) => !found.alike_ranks.includes(rank));
-    return h("section", { class: "panel is-bad", "aria-label": "Verdict" },
+    return h("section", { class: "panel is-bad", "aria-label": label },
       h("h2", { style: null }, `First ${found.state}`),
       facts([
         ["began", found.began_leads ? found.began_text : ""],
@@ -79,6 +79,18 @@ const Views = (() => {
         ["try", found.try || ""],
         ["replay", found.closeup_text.replay ? h("code", null, found.closeup_text.replay) : ""],
       ]));
+  }
+
+  // The steps that were left out, each with its verdict.
+  function skipped(report) {
+    if (!report.skipped.length) return null;
+    const count = report.skipped.length + report.skipped_unkept;
+    const shown = report.skipped.slice(-8).reverse();
+    const hidden = count - shown.length;
+    const step = (one) => h("details", null, h("summary", null, `step ${one.step}, ${one.text}`),
+      verdict({ ...report, verdict: one.verdict }, `Step ${one.step}`),
+      h("p", { class: "faint" }, [one.restored.length ? `Put back: ${one.restored.join(", ")}.` : "", one.of ? `${one.budget_left || "No"} more of ${one.most} in ${one.of} steps could be left out.` : "", one.stops ? `It ended the run: ${one.stops}.` : ""].filter(Boolean).join(" ")));
+    return h("section", { class: "panel", "aria-label": "Steps left out" }, h("h2", null, count === 1 ? "1 step was left out" : `${count} steps were left out`), shown.map(step), hidden ? h("p", { class: "faint" }, `and ${hidden} more before: report.json has the last ${report.skipped.length}`) : null);
   }
 
   const LIMITS = { float16: 65504, bfloat16: 3.3895313892515355e38, float32: 3.4028234663852886e38, float64: 1.7976931348623157e308, float8_e4m3fn: 448, float8_e5m2: 57344 };
@@ -212,5 +224,5 @@ const Views = (() => {
     return h("div", null, table("Events, the last first", [["time"], ["rank", "number"], ["kind"], ["what", "text"]], rows, "stacked"), found.hidden ? h("p", { class: "faint" }, `and ${found.hidden} earlier ones`) : null);
   }
 
-  return { h, cell, table, facts, tiles, clock, brief, length, rate, link, where, module, badge, verdict, frames, ranks, marks, stall, gaps, notices, replicas, diff, chosenSides, events };
+  return { h, cell, table, facts, tiles, clock, brief, length, rate, link, where, module, badge, verdict, skipped, frames, ranks, marks, stall, gaps, notices, replicas, diff, chosenSides, events };
 })();
