@@ -8,6 +8,7 @@ from pathlib import Path
 from rankwatch.shared.words.text import describe_culprit, describe_rank, format_head
 
 from ..decide.core.report import Report
+from ..decide.next.next_action import remedy
 from ..decide.trip.began import describe_origin
 from ..decide.trip.skipped import SkippedStep, tell_all
 from . import closeup
@@ -56,5 +57,5 @@ def _details(report: Report, one: SkippedStep) -> list[str]:
     of = report_of(report, one)
     told = dict([*closeup.fields(of, one.verdict), *closeup.replay(of, one.verdict)])
     told["began"] = describe_origin(one.origin, report.world_size) if one.origin is not None else ""
-    told |= {"put back": ", ".join(one.restored), "try": closeup.remedy(of, one.verdict)}
+    told |= {"put back": ", ".join(one.restored), "try": remedy(of, one.verdict)}
     return format_head("", [(name, told[name]) for name in _OF_STEP if told.get(name)]).split("\n")[1:-1]

@@ -9,14 +9,13 @@ mostly. Either way the rank trips, and the step is not taken.
 from __future__ import annotations
 
 import logging
-import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from ...errors import TrainingAborted
@@ -26,26 +25,20 @@ from ...judge.settler import Settler
 from ...judge.steps.cadence import Cadence
 from ...judge.steps.optimizer_steps import OptimizerSteps
 from ...measure.collectives import Collectives
-from ...measure.extremes import dtype_name
-from ...measure.modules import NamedModule
-from ...measure.recorder import Call, PendingFrame, Recorder
-from ...measure.tape import Cell
+from ...measure.recorder import Recorder
 from ...measure.weights import mark_shard
 from ...replicas.data_parallel import is_over_all_ranks
-from ...rerun.backward_rerun import OTHERWISE, OTHERWISE_COMPILED, RootRun, why_gradients_differ
-from ...rerun.careful import Careful, is_compiled
-from ...rerun.limit import Limit
+from ...rerun.backward_rerun import RootRun
 from ...shared.types.config import Config, Policy
-from ...shared.types.frame import SUMMED, Kind, Phase, ReadingSpec
 from ...shared.types.notice import Notice
-from ...shared.types.trip import MAX_RERUN
 from ...shared.types.tuning import Check
-from ...touch.torch_private import active_ddp, comm_hooks_of, is_reducing, without_modes
+from ...touch.torch_private import active_ddp, comm_hooks_of, is_reducing
 from .. import backward
 from ..batches import Batches
 from ..fails_open import FailsOpen
 from ..hooks import Hooks
-from .gradient_look import are_all_bad, have_come, is_bad, is_of_anomaly, norms_of, parameters_of, says_of_a_loss
+from .gradient_look import have_come, is_bad, is_of_anomaly, norms_of, parameters_of, says_of_a_loss
+from .gradient_origin import GradientOrigin
 from .known_norms import KnownNorms
 from .scaler import LossScales, Scale
 from .skipped import BadGradient, PassingGradients, bad_gradient_of, notice_of
@@ -60,14 +53,10 @@ MAX_RUNS = 64
 MAX_BYTES = 256 * 2**20
 """What may be kept alive from one forward to the next, for the sake of the earlier ones."""
 
-ALL_BAD = "so were all others, as clip_grad_norm_ or a bad loss makes them: which one was bad first is not known"
-
 ALL_REDUCE = "all_reduce"
 
 NO_STEP_CAME = "the training ended before its step"
 """Why a step is not left out."""
-
-Rows = tuple[ReadingSpec, ...]
 
 
 class Guard:
@@ -111,7 +100,7 @@ class Guard:
         self._collectives = collectives
         self._reduced_before = 0
         self._known = KnownNorms(doors.guarded)
-        self._calls = backward.CallGradients(self._measured, hook=_unguarded)
+        self._origin = GradientOrigin(batches, settler, recorder, hooks)
         self._kept: list[BatchInProgress] = []
         """The batches since the last step, whose backward has come."""
         self._dropped = 0
@@ -323,6 +312,10 @@ class Guard:
         if self._passing is not None:
             self._passing.forget()
 
+    def _find_origin(self) -> None:
+        reduced_by = (self._reduced_by or ALL_REDUCE) if self._is_reduced else ""
+        self._origin.find(self._kept, self._dropped, reduced_by, self._gradients)
+
     def _run_again_for_bad(self) -> tuple[BadGradient, int] | None:
         for batch in self._kept:
             found = bad_gradient_of(batch.run, self._hooks) if batch.run is not None else None
@@ -330,7 +323,7 @@ class Guard:
                 return found, batch.position.batch
         return None
 
-    # --- where the gradient came from ----------------------------------------------------------------------------------
+    # --- what is known of the gradients ---------------------------------------------------------------------------------
 
     def _scale_spent(self, scale: Scale, optimizer: Optimizer) -> None:
         """The scale of a loss shrinks without end: it is not the cause. The gradients tell where they are not finite."""
@@ -339,38 +332,6 @@ class Guard:
         if not (self._doors.is_off or is_measured) and self._steps.is_ours(optimizer) and batch.is_streamed:
             batch.scaling = self._scales.scaling(scale)
             self._find_origin()
-
-    def _find_origin(self) -> None:
-        """A gradient is not finite: runs the batches again, and trips."""
-        self._batches.settle()  # what the forward shows comes first
-        last, why = self._batches.life.of_backward, self._why_not()
-        sums: dict[int, Tensor] = {}
-        for batch in list(self._kept) if not why else ():
-            if why := self._measure_again(batch, sums):
-                break
-            self._batches.settle()
-            if self._settler.bad_step is not None:
-                return
-        if not why and len(self._kept) > 1:
-            self._measure_sums(last, sums)
-            if self._settler.bad_step is not None:
-                return
-        came_from, was_finite = "", not why
-        if not why and self._is_reduced:
-            came_from = self._reduced_by or ALL_REDUCE
-            how = "run again eagerly (it runs compiled)" if self._is_compiled else "run again"
-            why = f"{how}, this rank's own gradient was finite"
-        elif not why:
-            why = OTHERWISE_COMPILED if self._is_compiled else OTHERWISE
-        if are_all_bad(self._gradients):
-            why = f"{ALL_BAD}; {why}"
-        self._batches.life.begin_backward(last)
-        self._recorder.forget()
-        for named in reversed(self._hooks.modules):
-            rows, gradients = _gradients(named)
-            if rows:
-                self._add(last, named, rows, list(map(self._recorder.cell, gradients)), why, came_from, was_finite)
-        self._batches.settle()
 
     @property
     def _gradients(self) -> list[Tensor]:
@@ -392,114 +353,6 @@ class Guard:
         """Whether this rank has only a part of a gradient."""
         named = [(name, value) for module in self._hooks.modules for name, value in module.module._parameters.items()]
         return any(value is not None and mark_shard(name, value) != name for name, value in named)
-
-    @property
-    def _is_compiled(self) -> bool:
-        """Whether compiled code made the gradients, at least in part."""
-        return any(batch.is_compiled for batch in self._kept) or any(map(is_compiled, self._hooks.root.modules()))
-
-    def _why_not(self) -> str:
-        """Why the batches cannot be run again; empty: they can."""
-        if backward.is_running():
-            return "not run again: the optimizer steps within the backward"
-        if not self._kept:
-            return (
-                "not run again: what the model was given is not at hand (it is called in a compiled function, or its modules are "
-                "called directly)"
-            )
-        if self._dropped:
-            return f"not run again: of {self._dropped + len(self._kept)} forwards of this step, only the last ones were kept"
-        return ""
-
-    def _measure_sums(self, batch: BatchInProgress, sums: dict[int, Tensor]) -> None:
-        """What each forward of the step made was finite: their sum may not be, in the dtype of the gradients."""
-        self._recorder.forget()
-        for named in reversed(self._hooks.modules):
-            rows, gradients = _gradients(named, sums, SUMMED)
-            if any(map(is_bad, gradients)):
-                self._add(batch, named, rows, list(map(self._recorder.cell, gradients)))
-        self._batches.settle()
-
-    def _measure_again(self, batch: BatchInProgress, sums: dict[int, Tensor]) -> str:
-        """Runs a batch again, and adds the frames of its backward. Returns why that was not possible, or not the same.
-
-        ``sums``: of the gradients so far, by the ``id`` of their parameters.
-        """
-        run = batch.run
-        if run is None:
-            return "not run again: what the model was given is not at hand"
-        self._settler.judge_again(batch, run.entry)
-        if self._settler.bad_step is not None:
-            return ""
-        root = self._hooks.named(run.entry.module)
-        handed = [gradient for one in run.gradients for gradient in one.values()]
-        if root is not None and any(map(is_bad, handed)):
-            rows = tuple([ReadingSpec(Kind.GRAD_OUTPUT, "grad_output", dtype_name(one.dtype)) for one in handed])
-            self._add(batch, root, rows, list(map(self._recorder.cell, handed)))
-            return ""
-        found: list[tuple[NamedModule, Rows, list[Cell]]] = []
-
-        def watch(module: nn.Module | str, call: Call) -> None:
-            named = self._hooks.named(module) if isinstance(module, nn.Module) else None
-            if named is not None:
-                with without_modes():
-                    self._calls.watch(*call, lambda *rows: found.append((named, *rows)))
-
-        self._recorder.forget()
-        module = run.entry.module
-        ran = run.again(Careful([*module.buffers()], Limit(time.monotonic() + MAX_RERUN)), watch)
-        if ran.values is None:
-            return f"not run again: {ran.note}"
-        known = dict(zip(map(id, module.parameters()), ran.values, strict=True))
-        for parameter, gradient in known.items():
-            if gradient is not None and len(self._kept) > 1:
-                before = sums.get(parameter)
-                sums[parameter] = gradient if before is None else before.add_(gradient)
-        for named in reversed(self._hooks.modules):
-            rows, gradients = _gradients(named, known)
-            if rows:
-                found.append((named, rows, list(map(self._recorder.cell, gradients))))
-        for frame in found:
-            self._add(batch, *frame)
-        differs = why_gradients_differ(run, ran.changes)
-        return f"run again, it was finite, but {differs}" if differs else ""
-
-    def _measured(self, gradient: Tensor) -> Cell:
-        with without_modes():
-            return self._recorder.cell(gradient)
-
-    def _add(
-        self,
-        batch: BatchInProgress,
-        named: NamedModule,
-        rows: Rows,
-        cells: list[Cell],
-        why: str = "",
-        came_from: str = "",
-        was_finite: bool = False,
-    ) -> None:
-        frame: PendingFrame = self._recorder.cells(batch.position, named, Phase.BACKWARD, rows, cells)
-        frame.guarded, frame.unfound, frame.received, frame.was_finite = True, why, came_from, was_finite
-        self._batches.life.begin_backward(batch)
-        self._batches.add_backward(frame)
-
-
-def _unguarded(body: Callable[..., Any]) -> Callable[..., Any]:
-    """The rerun that calls ``body`` catches its errors."""
-    return body
-
-
-def _gradients(
-    named: NamedModule, known: Mapping[int, Tensor | None] | None = None, mark: str = ""
-) -> tuple[Rows, list[Tensor]]:
-    """The rows and values of the gradients of a module's own parameters: those in ``known``, or the real ones."""
-    rows, gradients = [], []
-    for name, value in named.module._parameters.items():
-        gradient = None if value is None else value.grad if known is None else known.get(id(value))
-        if value is not None and gradient is not None:
-            rows.append(ReadingSpec(Kind.GRADIENT, mark_shard(f"{name}.grad", value) + mark, dtype_name(value.dtype)))
-            gradients.append(gradient)
-    return tuple(rows), gradients
 
 
 def _is_used(gradient: Tensor) -> bool:

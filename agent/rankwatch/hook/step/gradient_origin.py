@@ -1,0 +1,192 @@
+"""Where a gradient that is not finite came from: a rank runs its batches since the last step again, with gradients measured.
+
+Where the reading trips, its gradient went bad. If this rank's own gradients are finite, the bad one came from elsewhere: from
+another rank, mostly, or from the sum over the batches.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from ...judge.batch import BatchInProgress
+from ...judge.settler import Settler
+from ...measure.extremes import dtype_name
+from ...measure.modules import NamedModule
+from ...measure.recorder import Call, PendingFrame, Recorder
+from ...measure.tape import Cell
+from ...measure.weights import mark_shard
+from ...rerun.backward_rerun import OTHERWISE, OTHERWISE_COMPILED, why_gradients_differ
+from ...rerun.careful import Careful, is_compiled
+from ...rerun.limit import Limit
+from ...shared.types.frame import SUMMED, Kind, Phase, ReadingSpec
+from ...shared.types.trip import MAX_RERUN
+from ...touch.torch_private import without_modes
+from .. import backward
+from ..batches import Batches
+from ..hooks import Hooks
+from .gradient_look import are_all_bad, is_bad
+
+ALL_BAD = "so were all others, as clip_grad_norm_ or a bad loss makes them: which one was bad first is not known"
+
+Rows = tuple[ReadingSpec, ...]
+
+
+class GradientOrigin:
+    """Looks for it in one model, whose modules ``hooks`` has. A trip is raised, or waits in ``settler.bad_step``."""
+
+    def __init__(self, batches: Batches, settler: Settler, recorder: Recorder, hooks: Hooks) -> None:
+        self._batches = batches
+        self._settler = settler
+        self._recorder = recorder
+        self._hooks = hooks
+        self._calls = backward.CallGradients(self._measured, hook=_unguarded)
+
+    def find(self, kept: list[BatchInProgress], dropped: int, reduced_by: str, present: list[Tensor]) -> None:
+        """A gradient is not finite: runs the batches again, and trips.
+
+        Args:
+            kept: the batches since the last step, whose backward has come; before them, ``dropped`` others were not kept.
+            reduced_by: what has summed the gradients over ranks; empty: nothing has.
+            present: the gradients.
+        """
+        self._batches.settle()  # what the forward shows comes first
+        last, why = self._batches.life.of_backward, _why_not(kept, dropped)
+        sums: dict[int, Tensor] = {}
+        for batch in list(kept) if not why else ():
+            if why := self._measure_again(batch, sums, is_one=len(kept) == 1):
+                break
+            self._batches.settle()
+            if self._settler.bad_step is not None:
+                return
+        if not why and len(kept) > 1:
+            self._measure_sums(last, sums)
+            if self._settler.bad_step is not None:
+                return
+        came_from, was_finite = "", not why
+        if not why and reduced_by:
+            came_from = reduced_by
+            how = "run again eagerly (it runs compiled)" if self._is_compiled(kept) else "run again"
+            why = f"{how}, this rank's own gradient was finite"
+        elif not why:
+            why = OTHERWISE_COMPILED if self._is_compiled(kept) else OTHERWISE
+        if are_all_bad(present):
+            why = f"{ALL_BAD}; {why}"
+        self._batches.life.begin_backward(last)
+        self._recorder.forget()
+        for named in reversed(self._hooks.modules):
+            rows, gradients = _gradients(named)
+            if rows:
+                self._add(last, named, rows, list(map(self._recorder.cell, gradients)), why, came_from, was_finite)
+        self._batches.settle()
+
+    def _is_compiled(self, kept: list[BatchInProgress]) -> bool:
+        """Whether compiled code made the gradients, at least in part."""
+        return any(batch.is_compiled for batch in kept) or any(map(is_compiled, self._hooks.root.modules()))
+
+    def _measure_sums(self, batch: BatchInProgress, sums: dict[int, Tensor]) -> None:
+        """What each forward of the step made was finite: their sum may not be, in the dtype of the gradients."""
+        self._recorder.forget()
+        for named in reversed(self._hooks.modules):
+            rows, gradients = _gradients(named, sums, SUMMED)
+            if any(map(is_bad, gradients)):
+                self._add(batch, named, rows, list(map(self._recorder.cell, gradients)))
+        self._batches.settle()
+
+    def _measure_again(self, batch: BatchInProgress, sums: dict[int, Tensor], *, is_one: bool) -> str:
+        """Runs a batch again, and adds the frames of its backward. Returns why that was not possible, or not the same.
+
+        ``sums``: of the gradients so far, by the ``id`` of their parameters. ``is_one``: there is no other batch to add.
+        """
+        run = batch.run
+        if run is None:
+            return "not run again: what the model was given is not at hand"
+        self._settler.judge_again(batch, run.entry)
+        if self._settler.bad_step is not None:
+            return ""
+        root = self._hooks.named(run.entry.module)
+        handed = [gradient for one in run.gradients for gradient in one.values()]
+        if root is not None and any(map(is_bad, handed)):
+            rows = tuple([ReadingSpec(Kind.GRAD_OUTPUT, "grad_output", dtype_name(one.dtype)) for one in handed])
+            self._add(batch, root, rows, list(map(self._recorder.cell, handed)))
+            return ""
+        found: list[tuple[NamedModule, Rows, list[Cell]]] = []
+
+        def watch(module: nn.Module | str, call: Call) -> None:
+            named = self._hooks.named(module) if isinstance(module, nn.Module) else None
+            if named is not None:
+                with without_modes():
+                    self._calls.watch(*call, lambda *rows: found.append((named, *rows)))
+
+        self._recorder.forget()
+        module = run.entry.module
+        ran = run.again(Careful([*module.buffers()], Limit(time.monotonic() + MAX_RERUN)), watch)
+        if ran.values is None:
+            return f"not run again: {ran.note}"
+        known = dict(zip(map(id, module.parameters()), ran.values, strict=True))
+        for parameter, gradient in known.items():
+            if gradient is not None and not is_one:
+                before = sums.get(parameter)
+                sums[parameter] = gradient if before is None else before.add_(gradient)
+        for named in reversed(self._hooks.modules):
+            rows, gradients = _gradients(named, known)
+            if rows:
+                found.append((named, rows, list(map(self._recorder.cell, gradients))))
+        for frame in found:
+            self._add(batch, *frame)
+        differs = why_gradients_differ(run, ran.changes)
+        return f"run again, it was finite, but {differs}" if differs else ""
+
+    def _measured(self, gradient: Tensor) -> Cell:
+        with without_modes():
+            return self._recorder.cell(gradient)
+
+    def _add(
+        self,
+        batch: BatchInProgress,
+        named: NamedModule,
+        rows: Rows,
+        cells: list[Cell],
+        why: str = "",
+        came_from: str = "",
+        was_finite: bool = False,
+    ) -> None:
+        frame: PendingFrame = self._recorder.cells(batch.position, named, Phase.BACKWARD, rows, cells)
+        frame.guarded, frame.unfound, frame.received, frame.was_finite = True, why, came_from, was_finite
+        self._batches.life.begin_backward(batch)
+        self._batches.add_backward(frame)
+
+
+def _why_not(kept: list[BatchInProgress], dropped: int) -> str:
+    """Why the batches cannot be run again; empty: they can."""
+    if backward.is_running():
+        return "not run again: the optimizer steps within the backward"
+    if not kept:
+        return (
+            "not run again: what the model was given is not at hand (it is called in a compiled function, or its modules are "
+            "called directly)"
+        )
+    if dropped:
+        return f"not run again: of {dropped + len(kept)} forwards of this step, only the last ones were kept"
+    return ""
+
+
+def _unguarded(body: Callable[..., Any]) -> Callable[..., Any]:
+    """The rerun that calls ``body`` catches its errors."""
+    return body
+
+
+def _gradients(
+    named: NamedModule, known: Mapping[int, Tensor | None] | None = None, mark: str = ""
+) -> tuple[Rows, list[Tensor]]:
+    """The rows and values of the gradients of a module's own parameters: those in ``known``, or the real ones."""
+    rows, gradients = [], []
+    for name, value in named.module._parameters.items():
+        gradient = None if value is None else value.grad if known is None else known.get(id(value))
+        if value is not None and gradient is not None:
+            rows.append(ReadingSpec(Kind.GRADIENT, mark_shard(f"{name}.grad", value) + mark, dtype_name(value.dtype)))
+            gradients.append(gradient)
+    return tuple(rows), gradients
