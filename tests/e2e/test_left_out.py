@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from typing import Any
 
 import pytest
 import torch.distributed.fsdp
 
-from jobs import environment, torchrun
+from jobs import SCRIPTS, environment, torchrun
 
 pytestmark = [
     pytest.mark.e2e,
@@ -39,3 +40,12 @@ def test_schedules_that_are_drawn(ranks: int, first: int, count: int) -> None:
     lines = tried("drawn", str(first), str(count), ranks=ranks)
     assert len(lines) == count
     assert [line for line in lines if not all(line["same"])] == []
+
+
+@pytest.mark.parametrize("way", ["gan", "accelerate", "lightning", "trainer"])
+def test_frameworks_and_a_gan(way: str) -> None:
+    """The frameworks call the optimizers in their own ways; of a GAN, the step of one optimizer alone is bad."""
+    pytest.importorskip({"gan": "torch", "trainer": "transformers"}.get(way, way))
+    command = [sys.executable, str(SCRIPTS / "left_out_by.py"), way]
+    job = subprocess.run(command, capture_output=True, text=True, env=environment(OMP_NUM_THREADS="1"), check=False)
+    assert "same: True, left out: 1" in job.stdout, job.stdout + job.stderr[-4000:]

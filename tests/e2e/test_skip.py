@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from jobs import SCRIPTS, Job, forked, run_job, torchrun
+from jobs import RANKWATCH, SCRIPTS, Job, environment, forked, run_job, torchrun
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
@@ -56,3 +57,30 @@ def test_more_bad_steps_than_may_be_left_out_end_the_run(tmp_path: Path) -> None
         None,
     )  # not in a step that was left out
     assert job.report["reason"].endswith("; 3 steps were left out before")
+
+
+@pytest.mark.parametrize(("name", "outcome"), [("killed", "lost"), ("stands", "stalled")])
+def test_no_rank_is_left_where_one_never_comes_to_the_bad_step(tmp_path: Path, name: str, outcome: str) -> None:
+    options = (*SKIP, "--stall-after", "3", "--on-stall", "abort", "--abort-grace", "2")
+    job = run_job(tmp_path, torchrun("skipped.py", name), *options)
+    assert job.code != 0
+    assert (job.report["outcome"], job.left_behind) == (outcome, [])
+    assert "rank 1" in job.report["reason"]
+
+
+def test_without_its_collector_a_training_leaves_steps_out_all_the_same(tmp_path: Path) -> None:
+    """The ranks decide by themselves; what they have to tell waits for a collector."""
+    runs = tmp_path / "runs"
+    collect = [*RANKWATCH, "collector", "--listen", "tcp://127.0.0.1:0", "--runs-dir", str(runs)]
+    with subprocess.Popen(collect, env=environment(), stderr=subprocess.PIPE, text=True) as collector:
+        assert collector.stderr is not None
+        assert "collecting on" in collector.stderr.readline()
+        collector.kill()
+    env = environment(RANKWATCH_CONNECTION=str(runs / "connection.json"), RANKWATCH_ON_BAD_STEP="skip")
+    job = subprocess.run(torchrun("skipped.py", "nan"), env=env, capture_output=True, text=True, check=False)
+    assert job.returncode == 0, job.stderr
+    by_hand = run_job(tmp_path / "by_hand", forked("skipped.py", "by_hand"))
+    found, expected = (
+        sorted(line for line in out.splitlines() if line[:5] == "rank ") for out in (job.stdout, by_hand.stdout)
+    )
+    assert found == expected != []

@@ -108,7 +108,7 @@ class Detector:
         gradients = self._gradients = Gradients(
             config.gradients, batches, recorder, doors, model=hooks, collectives=collectives, losses=losses
         )
-        skipping = Skipping(config.on_bad_step, hooks, settler, steps)
+        skipping = Skipping(config.on_bad_step, hooks, life, settler, steps)
         guard = self._guard = Guard(
             config, batches, settler, recorder, scales, steps, hooks, collectives, doors, reporter.on_notice, skipping
         )

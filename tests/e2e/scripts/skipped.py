@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import time
 
 import torch
 import torch.distributed as dist
@@ -12,7 +15,9 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 import rankwatch
 
 BATCHES = 14
-BAD = {"nan": (5, 9), "by_hand": (5, 9), "zeros": (3, 6, 9), "all": tuple(range(5, BATCHES))}
+BAD = {
+    "nan": (5, 9), "by_hand": (5, 9), "zeros": (3, 6, 9), "all": tuple(range(5, BATCHES)), "killed": (5,), "stands": (5,)
+}  # fmt: skip
 """By the name of a training, its bad batches."""
 
 
@@ -41,10 +46,14 @@ def fed(name: str, batch: int) -> Tensor:
 
 
 def main(name: str) -> None:
-    """``by_hand``: the training itself does not run the bad batches."""
+    """``by_hand``: the training itself does not run the bad batches. ``killed``, ``stands``: rank 1 never comes to the bad step.
+
+    There, the script adds the gradients, so that the ranks ask each other before each step.
+    """
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    model = DDP(Net())
+    is_ended = name in ("killed", "stands")
+    model = Net() if is_ended else DDP(Net())
     rankwatch.watch(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for batch in range(BATCHES):
@@ -53,6 +62,13 @@ def main(name: str) -> None:
             continue
         optimizer.zero_grad()
         model(x).square().mean().backward()
+        if is_ended:
+            for value in model.parameters():
+                dist.all_reduce(value.grad)
+        if is_ended and batch in BAD[name] and dist.get_rank() == 1:
+            if name == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(3600)
         optimizer.step()
     numbers = torch.cat([value.detach().double().flatten() for value in model.state_dict().values()]).tolist()
     print(f"rank {dist.get_rank()}: {numbers}\n", end="", flush=True)  # in one piece: another rank writes, too

@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 
 from ...judge.events import ForwardComes, OtherStepBegins, StepDone
+from ...judge.lifecycle import Life
 from ...judge.settler import Settler
 from ...judge.steps.optimizer_steps import OptimizerSteps
 from ...judge.steps.skip_budget import SkipBudget
@@ -50,9 +51,10 @@ class Skipping:
 
     events = (ForwardComes, OtherStepBegins, StepDone)
 
-    def __init__(self, allowed: OnBadStep, model: Modules, settler: Settler, steps: OptimizerSteps) -> None:
+    def __init__(self, allowed: OnBadStep, model: Modules, life: Life, settler: Settler, steps: OptimizerSteps) -> None:
         self.is_on = allowed.skips
         self._model = model
+        self._life = life
         self._settler = settler
         self._steps = steps
         self._allowed = allowed
@@ -89,9 +91,15 @@ class Skipping:
             if self._forwards > MAX_FORWARDS:
                 self._settler.refuse(f"no step of an optimizer of the model came in {MAX_FORWARDS} forwards")
         self._before.clear()
-        if torch.is_grad_enabled() and self._is_new:
+        if torch.is_grad_enabled() and (self._is_new or self._is_begun_anew):
             self._is_new = self._is_left_out = False
             self._copies.keep(trusts_versions=True)
+
+    @property
+    def _is_begun_anew(self) -> bool:
+        """Whether the forwards since the last step are no part of the next: a GAN's critic runs for the generator, too."""
+        are_over = self._settler.bad_step is None and not self._life.awaits_backward
+        return are_over and all(value.grad is None for value in self._model.root.parameters())
 
     # --- before a step ------------------------------------------------------------------------------------------------
 
