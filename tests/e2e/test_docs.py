@@ -332,7 +332,7 @@ def test_the_named_files_and_tests_exist() -> None:
     for path in re.findall(r"`((?:deploy|docs|tests)/[\w./-]+)`", ALL):
         assert (ROOT / path).exists(), path
     named = re.findall(r"`(tests/[\w/]+\.py)(?:::|`, `)?(test_\w+)?", ALL)
-    assert len(named) > 5
+    assert len(named) > 1
     for path, function in named:
         assert f"def {function}" in (ROOT / path).read_text(), (path, function)
 

@@ -13,7 +13,7 @@ from ..judge.events import BackwardEnded, BackwardReached, ForwardComes, OtherSt
 from ..judge.steps.optimizer_steps import OptimizerSteps
 from ..measure.modules import Modules
 from .lanes import Lanes
-from .weight_sums import are_same, weights_of
+from .weight_sums import weights_of
 
 TRIES = 64
 """Steps of other optimizers that changed nothing of the model, after which nothing is looked for: they belong to another one."""
@@ -58,7 +58,7 @@ class Copies:
                     self._look()
 
     def _look(self) -> None:
-        if self._before is not None and not are_same(self._before.pairs(), weights_of(self._model).pairs()):
+        if self._before is not None and self._before.pairs() != weights_of(self._model).pairs():
             for optimizer in dict.fromkeys(self._stepped):
                 self._steps.adopt(optimizer, self._reached)
         self._forget(0 if self._steps.done else self._left - 1)

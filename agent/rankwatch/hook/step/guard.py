@@ -9,6 +9,7 @@ mostly. Either way the rank trips, and the step is not taken.
 from __future__ import annotations
 
 import logging
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -112,6 +113,8 @@ class Guard:
         self._awaits_step = False
         """Whether a backward has begun, and neither a forward nor a step since."""
         self._norm = StepNorm()
+        self._thread = 0
+        """The thread of the last backward."""
         self._cadence = Cadence()
         self._passing: PassingGradients | None = None
         self._notify = notify
@@ -146,7 +149,10 @@ class Guard:
 
     def _forward_comes(self) -> None:
         self._awaits_step = False
-        if torch.is_grad_enabled() and self._cadence.forward():
+        is_trained_here = (
+            self._thread == threading.get_ident()
+        )  # what is run again would take the gradients of another thread's
+        if torch.is_grad_enabled() and is_trained_here and self._cadence.forward():
             self._step_was_skipped()
         if self._steps.are_of_copies and self._passing is None and self._guards:
             self._passing = PassingGradients(self._hooks, self._batches.life, self._doors.guarded)
@@ -187,6 +193,7 @@ class Guard:
 
     def _backward_begins(self, *, is_first: bool) -> None:
         """``is_first``: no parameter has a gradient; what was kept belongs to a step that was skipped."""
+        self._thread = threading.get_ident()
         self._known.forget()
         self._awaits_step = True
         if is_first:

@@ -141,9 +141,14 @@ def harms(batch: BatchInProgress, *, gradients_are_bad: bool, is_reduced: bool, 
 
 
 def loss_labels(output: Any) -> tuple[str, ...]:
-    """The outputs that may be a loss, or a measure of one, such as its exp: single numbers, and what is called a loss."""
+    """The outputs that may be a loss, single numbers with a gradient, and what is called a loss.
+
+    Beside a loss, a number without a gradient may be a measure of it, such as its exp.
+    """
     found = [(label, value) for label, value in leaves(output, "output") if isinstance(value, Tensor)]
-    return tuple([label for label, value in found if value.numel() == 1 or _names_a_loss(label)])
+    numbers = [(label, value) for label, value in found if value.numel() == 1]
+    may_be = numbers if any(value.requires_grad for _, value in numbers) else []
+    return tuple([label for label, _ in found if (label in dict(may_be)) or _names_a_loss(label)])
 
 
 def _names_a_loss(name: str) -> bool:
