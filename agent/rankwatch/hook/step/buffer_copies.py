@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ...measure.extremes import local
-from ...measure.modules import named_modules
+from ...measure.modules import Modules
 
 SMALL = 1 << 16
 """Elements of a buffer that is copied in any case: torch's batch_norm writes statistics without a new version. A mask or a table
@@ -24,10 +24,10 @@ class _BufferCopy(NamedTuple):
 
 
 class BufferCopies:
-    """Copies of all buffers under ``root``. A large one that was not written since its last copy is not copied again."""
+    """Copies of all buffers of a model. A large one that was not written since its last copy is not copied again."""
 
-    def __init__(self, root: nn.Module) -> None:
-        self._root = root
+    def __init__(self, model: Modules) -> None:
+        self._model = model
         self._kept: dict[tuple[int, str], _BufferCopy] = {}
 
     @torch.no_grad()
@@ -36,7 +36,8 @@ class BufferCopies:
         before, self._kept = self._kept, {}
         old: list[Tensor] = []
         new: list[Tensor] = []
-        for module in self._root.modules():
+        for named in self._model.modules:
+            module = named.module
             for name, value in module._buffers.items():
                 if value is None or value.is_meta or value.is_inference():
                     continue
@@ -55,9 +56,9 @@ class BufferCopies:
     def put_back(self) -> tuple[str, ...]:
         """Each buffer has the values of its copy. Returns the names of those that had others."""
         names = []
-        for number, named in named_modules(self._root).items():
+        for named in self._model.modules:
             for name in named.module._buffers:
-                kept = self._kept.get((number, name))
+                kept = self._kept.get((id(named.module), name))
                 if kept is not None and self._put_back(named.module, name, kept):
                     names.append(named.label(name))
         return tuple(names)

@@ -59,11 +59,13 @@ class Skipping:
         self._steps = steps
         self._allowed = allowed
         self._budget = SkipBudget(allowed)
-        self._copies = BufferCopies(model.root)
+        self._copies = BufferCopies(model)
         self._step = 0
         """The number of the step, as this counts."""
         self._is_new = True
         """Whether no forward came since the last step."""
+        self._has_kept = False
+        """Whether buffers were copied since then."""
         self._is_left_out = False
         """Whether the step, or one of another optimizer since the last forward, is left out."""
         self._left_out: LeftOut | None = None
@@ -93,7 +95,9 @@ class Skipping:
         self._before.clear()
         if torch.is_grad_enabled() and (self._is_new or self._is_begun_anew):
             self._is_new = self._is_left_out = False
-            self._copies.keep(trusts_versions=True)
+            if not self._has_kept:
+                self._copies.keep(trusts_versions=True)
+            self._has_kept = False
 
     @property
     def _is_begun_anew(self) -> bool:
@@ -171,7 +175,9 @@ class Skipping:
 
     def _begin_step(self) -> None:
         self._is_new, self._forwards, self._step = True, 0, self._step + 1
-        self._copies.keep(trusts_versions=not self._model.may_be_compiled)
+        if self._model.may_be_compiled:  # a graph may write before it tells that it begins
+            self._copies.keep(trusts_versions=False)
+            self._has_kept = True
 
 
 def take_gradients(optimizer: Optimizer) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from rankwatch.hook.step.buffer_copies import SMALL, BufferCopies
+from rankwatch.measure.modules import named_modules
 
 
 class _Counts(nn.Module):
@@ -23,9 +27,13 @@ class _Counts(nn.Module):
         return x
 
 
+def _modules(model: nn.Module) -> Any:
+    return SimpleNamespace(modules=list(named_modules(model).values()))
+
+
 def test_each_way_of_writing_is_undone() -> None:
     model = nn.Sequential(nn.BatchNorm1d(3), _Counts())
-    copies = BufferCopies(model)
+    copies = BufferCopies(_modules(model))
     model(torch.randn(4, 3))
     copies.keep(trusts_versions=True)
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -40,7 +48,7 @@ def test_each_way_of_writing_is_undone() -> None:
 
 def test_what_was_written_between_two_copies_is_kept() -> None:
     model = _Counts()
-    copies = BufferCopies(model)
+    copies = BufferCopies(_modules(model))
     copies.keep(trusts_versions=True)
     model(torch.zeros(3))
     copies.keep(trusts_versions=True)
