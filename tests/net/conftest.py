@@ -9,6 +9,7 @@ import pytest
 import zmq
 
 from collectors import Running
+from rankwatch.api.registry import open_watches
 from rankwatch.tell import link
 
 
@@ -17,6 +18,13 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A training waits a few seconds for its collector, which other processes may take away. Tests of these limits set them."""
     for limit in ("CONNECT_TIMEOUT", "FAREWELL_TIMEOUT", "VERDICT_MARGIN"):
         monkeypatch.setattr(link, limit, 60.0)
+
+
+@pytest.fixture(autouse=True)
+def _no_other_model() -> None:
+    """A model that is still watched, of a test before, has the number and name that the test's own is to have."""
+    for watch in open_watches():
+        watch.close()
 
 
 @pytest.fixture

@@ -268,7 +268,9 @@ def main() -> None:
     warnings.simplefilter("ignore")
     logging.getLogger("rankwatch").propagate = False
     dist.init_process_group("gloo")
-    if sys.argv[1] == "table":
+    if sys.argv[1] == "one":
+        tried = {sys.argv[2]: ways()[sys.argv[2]]}
+    elif sys.argv[1] == "table":
         tried = ways()
         if dist.get_world_size() == 2:  # see ``drawn``
             tried["the first step"] = Way(faults=(Fault(step=0),))

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 import torch.distributed
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
 from ...judge.events import ForwardComes, OtherStepBegins, StepDone
@@ -101,9 +101,15 @@ class Skipping:
 
     @property
     def _is_begun_anew(self) -> bool:
-        """Whether the forwards since the last step are no part of the next: a GAN's critic runs for the generator, too."""
-        are_over = self._settler.bad_step is None and not self._life.awaits_backward
-        return are_over and all(value.grad is None for value in self._model.root.parameters())
+        """Whether the forwards since the last step are no part of the next: a GAN's critic runs for the generator, too.
+
+        FSDP1 has views in the place of parameters in a forward, which show no gradient.
+        """
+        if self._settler.bad_step is not None or self._life.awaits_backward:
+            return False
+        return not any(
+            value.grad is not None or not isinstance(value, nn.Parameter) for value in self._model.root.parameters()
+        )
 
     # --- before a step ------------------------------------------------------------------------------------------------
 
