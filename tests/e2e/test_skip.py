@@ -84,3 +84,18 @@ def test_without_its_collector_a_training_leaves_steps_out_all_the_same(tmp_path
         sorted(line for line in out.splitlines() if line[:5] == "rank ") for out in (job.stdout, by_hand.stdout)
     )
     assert found == expected != []
+
+
+def test_an_error_of_our_own_on_one_rank_leaves_no_rank_waiting(tmp_path: Path) -> None:
+    """Its detector is off from batch 2 on. The other rank asks before each step, is answered, and the bad step is left out."""
+    job = run_job(tmp_path / "broken", torchrun("skipped.py", "broken"), *SKIP, "--stall-after", "30", "--on-stall", "abort")
+    assert job.code == 0, job.stdout + job.stderr
+    assert "switched itself off" in job.stderr
+    expected = run_job(tmp_path / "without", forked("skipped.py", "without"))
+    first, second = ([weights(one, rank) for rank in range(2)] for one in (job, expected))
+    assert first[0] == second[0]
+
+
+def weights(job: Job, rank: int) -> str:
+    (line,) = [line for line in job.stdout.splitlines() if line.startswith(f"rank {rank}: ")]
+    return line

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -32,6 +33,7 @@ class Backwards:
     Args:
         doors: catch errors of ours.
         model: the modules of the model.
+        stand_in: is called before a step in the place of the detector, once that has switched itself off.
         sees_losses: whether backwards are looked at: the Hugging Face detector looks at none.
     """
 
@@ -43,6 +45,7 @@ class Backwards:
         batches: Batches,
         steps: OptimizerSteps,
         model: Hooks,
+        stand_in: Callable[[Optimizer], None],
         *,
         sees_losses: bool,
     ) -> None:
@@ -59,6 +62,7 @@ class Backwards:
         self.backward_ends = doors.guarded(self._backward_ends)
         self._judge_before_step = doors.hook(self._judge_step)
         self._tell = doors.hook(feed.tell)
+        self._stand_in = doors.guarded(stand_in)
 
     def _backward_begins(self, args: Any, kwargs: Any) -> None:
         self._running.recover()
@@ -93,6 +97,8 @@ class Backwards:
 
     def _before_update(self, optimizer: Optimizer) -> None:
         self._tell(UpdateBegins(optimizer))
+        if self._doors.fault:
+            self._stand_in(optimizer)
         if self._doors.is_stopping:
             optimizer.zero_grad(set_to_none=True)  # without gradients it leaves the weights alone
 

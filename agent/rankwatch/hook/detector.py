@@ -127,7 +127,7 @@ class Detector:
         forwards = self._forwards = Forwards(
             count_all, doors, feed, running, batches, settler, recorder, sweep, steps, hooks, gradients, losses
         )
-        backwards = Backwards(doors, feed, running, batches, steps, hooks, sees_losses=not count_all)
+        backwards = Backwards(doors, feed, running, batches, steps, hooks, guard.stand_in, sees_losses=not count_all)
         limit = BatchLimit(config.abort_after_batch_num, life, settler, reporter)
         hooks.put_on(forwards, backwards)
         compiled = CompiledEntry(model, forwards)

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 import rankwatch
+from rankwatch.hook.step import guard
 
 BATCHES = 14
-BAD = {
-    "nan": (5, 9), "by_hand": (5, 9), "zeros": (3, 6, 9), "all": tuple(range(5, BATCHES)), "killed": (5,), "stands": (5,)
-}  # fmt: skip
+BAD = {"nan": (5, 9), "by_hand": (5, 9), "zeros": (3, 6, 9), "all": tuple(range(5, BATCHES))}
+BAD |= dict.fromkeys(("killed", "stands", "broken", "without"), (5,))
 """By the name of a training, its bad batches."""
 
 
@@ -48,21 +48,25 @@ def fed(name: str, batch: int) -> Tensor:
 def main(name: str) -> None:
     """``by_hand``: the training itself does not run the bad batches. ``killed``, ``stands``: rank 1 never comes to the bad step.
 
-    There, the script adds the gradients, so that the ranks ask each other before each step.
+    ``broken``: rank 1's detector has an error of its own in batch 2; ``without``: the same, without the bad batch.
+
+    In these four, the script adds the gradients, so that the ranks ask each other before each step.
     """
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    is_ended = name in ("killed", "stands")
-    model = Net() if is_ended else DDP(Net())
+    is_summed, is_ended = name in ("killed", "stands", "broken", "without"), name in ("killed", "stands")
+    model = Net() if is_summed else DDP(Net())
     rankwatch.watch(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for batch in range(BATCHES):
         x = fed(name, batch)
-        if name == "by_hand" and batch in BAD[name]:
+        if name in ("by_hand", "without") and batch in BAD[name]:
             continue
+        if name == "broken" and batch == 2 and dist.get_rank() == 1:
+            vars(guard)["norms_of"] = None
         optimizer.zero_grad()
         model(x).square().mean().backward()
-        if is_ended:
+        if is_summed:
             for value in model.parameters():
                 dist.all_reduce(value.grad)
         if is_ended and batch in BAD[name] and dist.get_rank() == 1:

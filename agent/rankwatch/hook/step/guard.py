@@ -143,6 +143,7 @@ class Guard:
             case ScaleSpent(scale, optimizer):
                 self._scale_spent(scale, optimizer)
             case UpdateBegins(optimizer):
+                self._skipping.has_asked = False
                 self._update_begins(optimizer)
 
     # --- what is kept until the step --------------------------------------------------------------------------------------
@@ -270,6 +271,10 @@ class Guard:
             is_reduced = self._is_reduced and not at_end
             is_sharded = self._is_sharded or self._steps.are_of_copies  # an engine has the gradients
             self._settler.decide_losses(are_bad=are_bad, is_reduced=is_reduced, is_sharded=is_sharded)
+
+    def stand_in(self, optimizer: Optimizer) -> None:
+        """Before a step, once the detector has switched itself off."""
+        self._skipping.stand_in(optimizer, is_alike=self._are_alike)
 
     def end(self) -> None:
         """The watch ends."""

@@ -66,6 +66,8 @@ class Skipping:
         """Whether no forward came since the last step."""
         self._has_kept = False
         """Whether buffers were copied since then."""
+        self.has_asked = False
+        """Whether the other ranks were asked before the step that begins."""
         self._is_left_out = False
         """Whether the step, or one of another optimizer since the last forward, is left out."""
         self._left_out: LeftOut | None = None
@@ -124,6 +126,7 @@ class Skipping:
             is_bad, is_alike = self._settler.bad_step is not None, False
         is_bad = is_bad or self._is_left_out
         if not is_alike:
+            self.has_asked = True
             is_bad = is_so_anywhere(is_bad)
         if not is_bad:
             self._settler.forgive()
@@ -136,6 +139,11 @@ class Skipping:
         self._before.append((optimizer, versions_of(optimizer), [dict(group) for group in optimizer.param_groups]))
         take_gradients(optimizer)
         return True
+
+    def stand_in(self, optimizer: Optimizer, *, is_alike: bool) -> None:
+        """The detector has switched itself off: the other ranks ask this one all the same, and it steps as they do."""
+        if self.is_on and not self.has_asked and not is_alike and is_so_anywhere(False):
+            take_gradients(optimizer)
 
     def scaler_stepped(self, optimizer: Optimizer, scaler: Any) -> None:
         """A loss scaler has come to the step of an optimizer. If it has skipped the step, it did so on all ranks."""

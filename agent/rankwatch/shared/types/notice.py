@@ -33,7 +33,7 @@ class NoticeKind(enum.IntEnum):
     UNTIED = 6
     """Two parameters that were one tensor are two now, with different values."""
     HARMLESS_LOSS = 7
-    """A loss was inf or nan, and the gradients of its step were finite: the training went on."""
+    """A loss was inf or nan, and the gradients of its step were finite: the training went on. Or a module's output, with skip."""
     NO_STEP = 8
     """Backwards come, no optimizer steps, and no weight changes."""
     STOPPED = 9
@@ -152,9 +152,11 @@ def describe_notice(notice: Notice) -> str:
         )
     if notice.kind is NoticeKind.HARMLESS_LOSS:
         often = f" ({notice.value:.0f} such losses since batch {notice.since})" if notice.value > 1 else ""
+        names = f"{notice.module_class} {notice.label}".lower()
+        is_loss = not notice.module or "loss" in names or "criterion" in names
         return (
-            f"a harmless loss: {where}: in batch {notice.batch} {notice.why}; all gradients of its optimizer step were finite, "
-            f"and the training went on{often}"
+            f"{'a harmless loss' if is_loss else 'harmless'}: {where}: in batch {notice.batch} {notice.why}; "
+            f"all gradients of its optimizer step were finite, and the training went on{often}"
         )
     if notice.kind is NoticeKind.PROBE:
         return (
