@@ -1,7 +1,8 @@
 """Trains each of some ways twice: with bad steps under ``on_bad_step="skip"``, and without these steps, left out by hand.
 
-``left_out.py table`` goes through ``ways``; ``left_out.py drawn FIRST COUNT`` through ways drawn at random. Rank 0 prints a line
-of JSON for each: how many steps each rank left out, and whether weights, buffers and optimizer state are the same.
+``left_out.py table THIRD`` goes through a third of ``ways``, from 0 on; ``left_out.py drawn FIRST COUNT`` through ways drawn at
+random; ``left_out.py one NAME`` through one. Rank 0 prints a line of JSON for each: how many steps each rank left out, and if
+weights, buffers and optimizer state are the same.
 """
 
 from __future__ import annotations
@@ -276,6 +277,7 @@ def main() -> None:
             tried["the first step"] = Way(faults=(Fault(step=0),))
         if dist.get_world_size() == 4:
             tried |= {f"hsdp-{place}": Way("hsdp", faults=(Fault(place=place, rank=3),)) for place in PLACES}
+        tried = dict(list(tried.items())[int(sys.argv[2]) :: 3])
     else:
         first, count = int(sys.argv[2]), int(sys.argv[3])
         tried = {f"seed {seed}": drawn(seed) for seed in range(first, first + count)}
