@@ -13,7 +13,7 @@ from .weight_changes import tell
 OPERANDS = "targets, labels, class weights, what a teacher made"
 """What a loss combines the model's output with."""
 
-SHARD = "this rank's shard of the data"
+SHARD = "this rank's shard of the data, or in the code that makes it"
 ALL_SHARDS = "what all ranks read: it is not one shard, so look at how the data are made, scaled and collated"
 
 _PRODUCTS = (
@@ -100,8 +100,7 @@ def _of_weight(trip: Trip) -> tuple[str, Action]:
 def data(trip: Trip, closeup: CloseUp | None) -> str:
     bad = bad_root_inputs(trip)
     rows = "; rankwatch replay finds the rows" if closeup is not None and closeup.capsule else ""
-    what = f"look at {bad[0].label if bad else 'what'} of batch {trip.position.batch} in {SHARD}"
-    return f"{what}, or in the code that makes it{rows}"
+    return f"look at {bad[0].label if bad else 'what'} of batch {trip.position.batch} in {SHARD}{rows}"
 
 
 def after_data(trip: Trip) -> Action:
