@@ -89,7 +89,7 @@ class Notebook:
     def on_closeup(self, closeup: CloseUp) -> None:
         self.closeups.append(closeup)
 
-    def on_left_out(self, trip: Trip, closeup: CloseUp | None) -> None:
+    def on_left_out(self, trip: Trip) -> None:
         self.left_out.append(trip)
 
     def on_trip(self, trip: Trip, bad_readings: list[BadReading]) -> TrainingAborted:

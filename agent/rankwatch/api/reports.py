@@ -128,10 +128,7 @@ class Reports:
         if self.link is not None:
             self.link.send_closeup(self.closeup)
 
-    def on_left_out(self, trip: Trip, closeup: CloseUp | None) -> None:
-        self.on_found(trip)
-        if closeup is not None:
-            self.on_closeup(closeup)
+    def on_left_out(self, trip: Trip) -> None:
         if self.link is None:  # else the collector tells of it, over all ranks
             trip = cleaned(trip)
             cause, evidence = self._explain(trip)

@@ -18,7 +18,7 @@ from ..judge.events import Feed
 from ..judge.lifecycle import Life
 from ..judge.outside import Outside
 from ..judge.reporter import Reporter
-from ..judge.settler import Settler, default_check
+from ..judge.settler import Settler
 from ..judge.steps.optimizer_steps import OptimizerSteps
 from ..measure.collectives import Collectives
 from ..measure.modules import unwrap
@@ -31,7 +31,7 @@ from ..replicas.standstill import Standstill
 from ..rerun.careful import passed_again
 from ..shared.types.config import Config, Policy
 from ..shared.types.frame import BatchSummary, FrameTable, Moment, Position, Whereabouts
-from ..shared.types.tuning import Tuning
+from ..shared.types.tuning import Check, Tuning
 from . import backward
 from .backwards import Backwards
 from .batches import Batches
@@ -89,7 +89,7 @@ class Detector:
         sweep = Sweep(model, recorder, hooks)
         settler = self._settler = Settler(
             config,
-            default_check(model),
+            _default_check(model),
             life,
             tape,
             recorder,
@@ -230,3 +230,9 @@ class Detector:
         if self._running.depth or self._life.is_direct:
             return self._life.of_forward.is_full
         return self._config.gradients and backward.is_running() and self._life.of_backward.is_full
+
+
+def _default_check(model: nn.Module) -> Check:
+    """On devices where reading a number waits for the device, numbers are read once a batch."""
+    parameter = next(model.parameters(), None)
+    return Check.FRAME if parameter is None or parameter.device.type in ("cpu", "meta") else Check.BATCH

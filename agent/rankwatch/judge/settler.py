@@ -11,8 +11,6 @@ from collections import deque
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from torch import nn
-
 from ..measure.memory import memory_of_tensors
 from ..measure.modules import Modules
 from ..measure.recorder import Call, PendingFrame, Recorder
@@ -23,7 +21,7 @@ from ..rerun.loss_graph import LossOrigin
 from ..shared.types.config import Config, Policy
 from ..shared.types.frame import BatchSummary, FrameTable, Kind, Moment, Phase
 from ..shared.types.notice import NoticeKind
-from ..shared.types.trip import LeftOut
+from ..shared.types.trip import LeftOut, Trip
 from ..shared.types.tuning import Check
 from ..shared.words.sentences import by_operator
 from .batch import BatchInProgress, BatchPart, Gate, PartState, Tables
@@ -40,12 +38,6 @@ from .trip_finder import TripFinder
 
 MAX_RAISED = 3
 """Forwards that raised, and are run again to find an inf or nan: a training may use exceptions for ends of its own."""
-
-
-def default_check(model: nn.Module) -> Check:
-    """On devices where reading a number waits for the device, numbers are read once a batch."""
-    parameter = next(model.parameters(), None)
-    return Check.FRAME if parameter is None or parameter.device.type in ("cpu", "meta") else Check.BATCH
 
 
 class _ReadPart(NamedTuple):
@@ -424,29 +416,31 @@ class Settler:
 
     def leave_out(self, left_out: LeftOut) -> None:
         """The step is left out, on all ranks, and the training goes on."""
-        bad = self._end_bad_step()
-        if bad is not None:
-            self._reporter.on_left_out(bad.with_step(left_out), bad.closeup)
-        self._let_go()
+        if (bad := self._end_bad_step()) is not None:
+            trip = self._tell(bad, left_out)
+            self._let_go()
+            self._reporter.on_left_out(trip)
 
     def forgive(self) -> None:
         """The gradients of the step are finite, on all ranks: what tripped has harmed nothing, and trips no more."""
-        bad = self._end_bad_step()
-        if bad is not None:
+        if (bad := self._end_bad_step()) is not None:
             self.finder.judge.forgive(bad.found.trip.frame.spec.module, bad.found.trip.culprit.label)
             self._reporter.on_notice(harmless(bad.found.trip))
-        self._let_go()
+            self._let_go()
 
     def refuse(self, why: str, restored: tuple[str, ...] = ()) -> None:
         """The step cannot be left out: its trip, if this rank has one, ends the training."""
-        bad = self._end_bad_step()
-        if bad is not None:
-            self._reporter.on_found(bad.with_step(LeftOut(why, restored)))
-            if bad.closeup is not None:
-                self._reporter.on_closeup(bad.closeup)
-        self._let_go()
-        if bad is not None:
-            raise self._reporter.on_trip(bad.with_step(LeftOut(why, restored)), bad.found.bad_readings)
+        if (bad := self._end_bad_step()) is not None:
+            trip = self._tell(bad, LeftOut(why, restored))
+            self._let_go()
+            raise self._reporter.on_trip(trip, bad.found.bad_readings)
+
+    def _tell(self, bad: BadStep, left_out: LeftOut) -> Trip:
+        trip = replace(bad.found.trip, left_out=left_out)
+        self._reporter.on_found(trip)
+        if bad.closeup is not None:
+            self._reporter.on_closeup(bad.closeup)
+        return trip
 
     def _end_bad_step(self) -> BadStep | None:
         """What is judged from now on belongs to another step."""

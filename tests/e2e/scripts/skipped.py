@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 
 import torch
 import torch.distributed as dist
@@ -72,7 +71,7 @@ def main(name: str) -> None:
         if is_ended and batch in BAD[name] and dist.get_rank() == 1:
             if name == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
-            time.sleep(3600)
+            signal.pause()
         optimizer.step()
     numbers = torch.cat([value.detach().double().flatten() for value in model.state_dict().values()]).tolist()
     print(f"rank {dist.get_rank()}: {numbers}\n", end="", flush=True)  # in one piece: another rank writes, too

@@ -7,7 +7,6 @@ returns, is held like the loss itself: transformers' models do so, and speech re
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -17,7 +16,7 @@ from ...measure.walk import leaves
 from ...shared.types.closeup import CloseUp
 from ...shared.types.frame import NON_FINITE, Kind, Moment, Phase, State
 from ...shared.types.notice import Notice, NoticeKind
-from ...shared.types.trip import LeftOut, Trip
+from ...shared.types.trip import Trip
 from ..batch import BatchInProgress, BatchPart
 from ..reporter import FoundTrip
 from .cadence import REPEATED
@@ -56,9 +55,6 @@ class BadStep(NamedTuple):
     @property
     def moment(self) -> Moment:
         return Moment(self.found.trip.optimizer_step, *self.found.trip.position)
-
-    def with_step(self, left_out: LeftOut) -> Trip:
-        return replace(self.found.trip, left_out=left_out)
 
 
 class HeldLosses:
