@@ -40,6 +40,7 @@ MODES: dict[str, dict[str, Any] | None] = {
     "between": {"every": 10**6},
     "no guard": {"guard": False},
     "fingerprints=1": {"fingerprints": 1},
+    "skip": {"on_bad_step": "skip"},
 }
 """Each mode, with the arguments of watch() where rankwatch watches. ``between``: in no batch that is timed is more than the root
 looked at."""

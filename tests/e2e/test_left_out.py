@@ -47,10 +47,13 @@ def test_schedules_that_are_drawn(ranks: int, first: int) -> None:
     assert [line for line in lines if not all(line["same"])] == []
 
 
-@pytest.mark.parametrize("way", ["gan", "accelerate", "lightning", "trainer"])
-def test_frameworks_and_a_gan(way: str) -> None:
+@pytest.mark.parametrize(
+    ("way", "ranks"), [("gan", 1), *[(way, ranks) for way in ("accelerate", "lightning", "trainer") for ranks in (1, 2)]]
+)
+def test_frameworks_and_a_gan(way: str, ranks: int) -> None:
     """The frameworks call the optimizers in their own ways; of a GAN, the step of one optimizer alone is bad."""
     pytest.importorskip({"gan": "torch", "trainer": "transformers"}.get(way, way))
-    command = [sys.executable, str(SCRIPTS / "left_out_by.py"), way]
+    alone = [sys.executable, str(SCRIPTS / "left_out_by.py"), way]
+    command = alone if ranks == 1 else torchrun("left_out_by.py", way, ranks=ranks)
     job = subprocess.run(command, capture_output=True, text=True, env=environment(OMP_NUM_THREADS="1"), check=False)
-    assert "same: True, left out: 1" in job.stdout, job.stdout + job.stderr[-4000:]
+    assert job.stdout.count("same: True, left out: 1") == ranks, job.stdout + job.stderr[-4000:]

@@ -90,15 +90,21 @@ class Submitted:
         return parsed
 
 
+DOCTOR = '\n    "${each[@]}" "${start[@]}" -m rankwatch.doctor\n'
+
+
 def quick(folder: Path, **settings: str) -> str:
     """The recipe without its doctor, for tests of what follows; ``settings`` replace the recipe's own."""
-    text = (RECIPES / "train.sbatch").read_text()
-    changes = {f"\n{name}=no ": f"\n{name}={value} " for name, value in settings.items()}
-    for ours, here in {'\n    "${each[@]}" "${start[@]}" -m rankwatch.doctor\n': "\n    true\n", **changes}.items():
+    return changed(folder, "train.sbatch", {DOCTOR: "\n    true\n"}, **settings)
+
+
+def changed(folder: Path, recipe: str, changes: dict[str, str] | None = None, **settings: str) -> str:
+    text = (RECIPES / recipe).read_text()
+    for ours, here in {**(changes or {}), **{f"\n{name}=no ": f"\n{name}={value} " for name, value in settings.items()}}.items():
         assert text.count(ours) == 1
         text = text.replace(ours, here)
-    (folder / "train.sbatch").write_text(text)
-    return str(folder / "train.sbatch")
+    (folder / recipe).write_text(text)
+    return str(folder / recipe)
 
 
 @pytest.fixture(autouse=True)
@@ -123,6 +129,19 @@ def test_a_clean_run_with_five_lines(slurm: Slurm, tmp_path: Path) -> None:
     assert job.report()["outcome"] == "finished"
     assert f"run train-{job.id}-0 finished: 4 ranks" in job.output
     assert not list(tmp_path.glob("rankwatch-*.json*"))
+
+
+def test_a_clean_run_with_five_lines_starts_again(slurm: Slurm, tmp_path: Path) -> None:
+    again = {"rankwatch run --job": "rankwatch run --max-restarts 1 --job"}
+    job = Submitted(slurm, tmp_path, changed(tmp_path, "minimal.sbatch", again)).train()
+    job.tell("kill-1")
+    until(lambda: (job.runs / f"train-{job.id}-0" / "report.json").exists())
+    for path in job.words.iterdir():
+        path.unlink()
+    job.train().tell("stop")
+    assert job.wait() == ("COMPLETED", "0:0")
+    assert job.report(attempt=1)["outcome"] == "finished"
+    assert "started again (1 of 1), restart: rank 1 was killed by SIGKILL" in job.output
 
 
 def test_an_overflow_on_the_second_node(slurm: Slurm, tmp_path: Path) -> None:
@@ -223,7 +242,14 @@ def test_a_collector_on_the_head_node(slurm: Slurm, hosts: Hosts, tools: dict[st
         assert collector.stderr is not None
         try:
             assert "collecting on tcp://head:27077" in collector.stderr.readline()
-            job = Submitted(slurm, tmp_path, "shared-collector.sbatch", **env).train()
+            killed, recipe = tmp_path / "killed", changed(tmp_path, "shared-collector.sbatch", requeue="yes")
+            killed.mkdir()
+            lost = Submitted(slurm, killed, recipe, **env).train()
+            lost.tell("kill-3")
+            until(lambda: "ExcNodeList=node1" in slurm.run("scontrol", "--oneliner", "show", "job", lost.id))
+            slurm.run("scancel", lost.id)
+            slurm.until_idle()
+            job = Submitted(slurm, tmp_path, recipe, **env).train()
             job.tell("overflow-3")
             # The code of torchrun, or of a torchrun that srun terminated because the other node's had ended.
             assert job.wait() in (("FAILED", "1:0"), ("FAILED", "143:0"))
@@ -231,3 +257,4 @@ def test_a_collector_on_the_head_node(slurm: Slurm, hosts: Hosts, tools: dict[st
             collector.terminate()
     assert job.report()["verdict"]["host"] == "node1"
     assert f"first inf in run train-{job.id}-0\n  culprit    rank 3 of 4 (node1, local rank 1)" in job.output
+    assert "not requeued, after 0 times: fix-code" in job.output

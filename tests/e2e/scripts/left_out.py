@@ -59,6 +59,7 @@ class Way:
 
 def ways() -> dict[str, Way]:
     found = {f"{how}-{place}": Way(how, faults=(Fault(place=place),)) for how in HOWS for place in PLACES}
+    found |= {f"{how}-shard": Way(how, faults=(Fault(place="shard"),)) for how in ("fsdp1", "fsdp2", "hand")}
     found |= {f"optimizer-{name}": Way(optimizer=name) for name in OPTIMIZERS}
     found |= {f"fsdp2-{name}": Way("fsdp2", optimizer=name) for name in ("fused", "sgd", "counting")}
     found |= {f"micro-{micro}-{how}": Way(how, micros=3, faults=(Fault(micro=micro),)) for micro in range(3) for how in HOWS}
@@ -204,6 +205,8 @@ def train(way: Way, *, skips: bool) -> tuple[list[bytes], int]:
             if way.how == "hand":
                 for value in net.parameters():
                     dist.all_reduce(value.grad)
+            if any(fault.place == "shard" and (fault.step, fault.rank) == (step, rank) for fault in way.faults):
+                spoil(model)
             if scaler is not None and way.clips:
                 scaler.unscale_(optimizers[0])
             if way.clips and way.how == "fsdp1":
@@ -225,6 +228,17 @@ def train(way: Way, *, skips: bool) -> tuple[list[bytes], int]:
     return [*map(bits_of, net.state_dict().values()), *states_of(optimizers)], said.count
 
 
+def spoil(model: Any) -> None:
+    """One number of this rank's shard of a gradient goes bad, after its reduction."""
+    grad = next(value.grad for value in model.parameters() if value.grad is not None and local_of(value.grad).numel())
+    local_of(grad).view(-1)[0] = float("nan")
+
+
+def local_of(value: Any) -> Tensor:
+    found: Tensor = value.to_local() if hasattr(value, "to_local") else value
+    return found
+
+
 class Said(logging.Handler):
     """Counts the steps that this rank has said to be left out."""
 
@@ -244,8 +258,7 @@ def states_of(optimizers: list[Any]) -> list[bytes]:
 def bits_of(value: Any) -> bytes:
     if not isinstance(value, Tensor):
         return repr(value).encode()
-    value = value.to_local() if hasattr(value, "to_local") else value
-    return value.detach().contiguous().view(-1).numpy().tobytes()  # type: ignore[no-any-return]
+    return local_of(value).detach().contiguous().view(-1).numpy().tobytes()
 
 
 def drawn(seed: int) -> Way:

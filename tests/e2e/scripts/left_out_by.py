@@ -1,11 +1,13 @@
-"""``left_out_by.py accelerate|gan|lightning|trainer``: one process trains twice, under ``skip`` and without the bad batch.
+"""``left_out_by.py accelerate|gan|lightning|trainer``: trains twice, under ``skip`` and without the bad batch.
 
-It prints whether the weights and the state of the optimizers are the same, and how many steps were left out.
+Each process prints whether the weights and the state of the optimizers are the same, and how many steps were left out. Of the
+processes of torchrun the last one has the bad batch. Without it, each has one batch less.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import tempfile
 import warnings
@@ -18,17 +20,20 @@ from torch.utils.data import DataLoader
 
 import rankwatch
 
+RANKS, RANK = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
 BATCHES, BAD = 6, 3
+"""Of each rank."""
 OPTIONS: dict[str, Any] = {"on_bad_step": "skip", "capsule": "off", "closeup": 0.5}
 
 
 def batches(*, skips: bool) -> list[Tensor]:
+    """Of all ranks: those of one step stand side by side."""
     torch.manual_seed(1)
-    made = list(torch.randn(BATCHES, 4, 3))
+    made = list(torch.randn(BATCHES * RANKS, 4, 3))
     if skips:
-        made[BAD][1, 0] = float("nan")
+        made[BAD * RANKS + RANKS - 1][1, 0] = float("nan")
     else:
-        del made[BAD]
+        del made[BAD * RANKS : (BAD + 1) * RANKS]
     return made
 
 
@@ -44,7 +49,7 @@ def accelerate(*, skips: bool) -> list[Any]:
     net = model_of()
     model, optimizer = accelerator.prepare(net, torch.optim.AdamW(net.parameters(), lr=0.01))
     watch = rankwatch.watch(model, **OPTIONS) if skips else None
-    for x in batches(skips=skips):
+    for x in batches(skips=skips)[RANK::RANKS]:
         with accelerator.accumulate(model):
             accelerator.backward((model(x) - 1).square().mean())
             accelerator.clip_grad_norm_(model.parameters(), 1.0)
@@ -94,11 +99,12 @@ def lightning(*, skips: bool) -> list[Any]:
 
     module = Module()
     trainer = L.Trainer(
-        max_epochs=1, accelerator="cpu", devices=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, gradient_clip_val=1.0, default_root_dir=tempfile.mkdtemp(),
+        max_epochs=1, accelerator="cpu", devices=RANKS, strategy="ddp" if RANKS > 1 else "auto", use_distributed_sampler=False,
+        logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, gradient_clip_val=1.0,
+        default_root_dir=tempfile.mkdtemp(),
     )  # fmt: skip
     watch = rankwatch.watch(module, **OPTIONS) if skips else None
-    loader: Any = DataLoader(batches(skips=skips), batch_size=None)  # type: ignore[arg-type]
+    loader: Any = DataLoader(batches(skips=skips)[RANK::RANKS], batch_size=None)  # type: ignore[arg-type]
     trainer.fit(module, loader)
     if watch is not None:
         watch.close()
