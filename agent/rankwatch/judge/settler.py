@@ -421,11 +421,16 @@ class Settler:
             self._let_go()
             self._reporter.on_left_out(trip)
 
-    def forgive(self) -> None:
-        """The gradients of the step are finite, on all ranks: what tripped has harmed nothing, and trips no more."""
+    def forgive(self, *, is_skipped: bool = False) -> None:
+        """The gradients of the step are finite, on all ranks: what tripped has harmed nothing, and trips no more.
+
+        ``is_skipped``: or the training, or its engine, has not taken the step.
+        """
         if (bad := self._end_bad_step()) is not None:
-            self.finder.judge.forgive(bad.found.trip.frame.spec.module, bad.found.trip.culprit.label)
-            self._reporter.on_notice(harmless(bad.found.trip))
+            if not is_skipped:
+                self.finder.judge.forgive(bad.found.trip.frame.spec.module, bad.found.trip.culprit.label)
+            kind = NoticeKind.SKIPPED_STEP if is_skipped else NoticeKind.HARMLESS_LOSS
+            self._reporter.on_notice(harmless(bad.found.trip, kind))
             self._let_go()
 
     def refuse(self, why: str, restored: tuple[str, ...] = ()) -> None:

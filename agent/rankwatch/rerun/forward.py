@@ -64,10 +64,13 @@ class RootEntry:
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """Random state, autocast, and what its modules count, as they were."""
+        """Random state, autocast, and what its modules count, as they were. What they count is put back at the end."""
+        now = [(vars(one), name, vars(one).get(name)) for one, name, _ in self._counters]
         for one, name, value in self._counters:
             vars(one)[name] = value
         with ExitStack() as stack:
+            for attributes, name, value in now:
+                stack.callback(attributes.__setitem__, name, value)
             for device, state in self.random_state.items():
                 if device == "cpu":
                     torch.set_rng_state(state)

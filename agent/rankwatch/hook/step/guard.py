@@ -259,7 +259,8 @@ class Guard:
     def _is_left_out(self, optimizer: Optimizer, *, are_bad: bool) -> bool:
         """Whether the step is left out. ``are_bad``: the gradients of the optimizer; others of the model may be."""
         are_bad = are_bad or (self._steps.has_several and any(map(is_bad, self._gradients)))
-        return self._skipping.decide(optimizer, is_bad=are_bad, is_alike=self._are_alike)
+        has_passed = self._passing is not None and self._passing.first_bad() is not None  # an engine has skipped its step
+        return self._skipping.decide(optimizer, is_bad=are_bad, is_alike=self._are_alike, has_skipped=has_passed)
 
     def decide_losses(self, *, at_end: bool = False) -> None:
         """Bad losses were harmless, unless the gradients of the step are bad because of them: see ``held``.
@@ -314,8 +315,10 @@ class Guard:
             return
         if self._settler.held_losses:
             self._settler.decide_losses(are_bad=True, is_reduced=False, is_sharded=False, is_skipped=True)
-        found = self._passing.first_bad() if self._passing is not None else self._run_again_for_bad()
-        if found is not None and not found[0].is_searched_for and self._cadence.is_told(found[1]):
+        is_told = self._settler.bad_step is not None and not any(map(is_bad, known))  # what trips says more than its gradients
+        if is_told:
+            self._settler.forgive(is_skipped=True)
+        elif (found := self._first_bad()) is not None and not found[0].is_searched_for and self._cadence.is_told(found[1]):
             self._notify(notice_of(*found, self._cadence))
         self._forget_passed()
         self._drop()
@@ -328,7 +331,9 @@ class Guard:
         reduced_by = (self._reduced_by or ALL_REDUCE) if self._is_reduced else ""
         self._origin.find(self._kept, self._dropped, reduced_by, self._gradients)
 
-    def _run_again_for_bad(self) -> tuple[BadGradient, int] | None:
+    def _first_bad(self) -> tuple[BadGradient, int] | None:
+        if self._passing is not None:
+            return self._passing.first_bad()
         for batch in self._kept:
             found = bad_gradient_of(batch.run, self._hooks) if batch.run is not None else None
             if found is not None:

@@ -115,12 +115,13 @@ class Skipping:
 
     # --- before a step ------------------------------------------------------------------------------------------------
 
-    def decide(self, optimizer: Optimizer, *, is_bad: bool, is_alike: bool) -> bool:
+    def decide(self, optimizer: Optimizer, *, is_bad: bool, is_alike: bool, has_skipped: bool) -> bool:
         """An optimizer is about to step. Returns whether its step is left out.
 
         Args:
             is_bad: whether a gradient of it is not finite here.
             is_alike: whether all ranks have the same gradients.
+            has_skipped: whether an engine has skipped the step before this one.
         """
         if bool(torch.as_tensor(getattr(optimizer, "found_inf", None) or 0)):  # a fused optimizer skips the step by itself
             is_bad, is_alike = self._settler.bad_step is not None, False
@@ -129,7 +130,7 @@ class Skipping:
             self.has_asked = True
             is_bad = is_so_anywhere(is_bad)
         if not is_bad:
-            self._settler.forgive()
+            self._settler.forgive(is_skipped=has_skipped)
             return False
         if self._steps.are_of_copies:
             self._leave_out(f"the parameters of {type(optimizer).__name__} are copies of the model's")

@@ -116,11 +116,10 @@ class HeldLosses:
         return Notice(kind, spec.module, spec.module_class, name, row.dtype, self._first, batch, count, 0.0, why)
 
 
-def harmless(trip: Trip) -> Notice:
-    """What is told of a trip whose step has finite gradients."""
+def harmless(trip: Trip, kind: NoticeKind) -> Notice:
+    """What is told of a trip whose step has finite gradients, or was skipped."""
     spec, row, batch = trip.frame.spec, trip.culprit, trip.position.batch
-    name, kind = spec.module_class, NoticeKind.HARMLESS_LOSS
-    return Notice(kind, spec.module, name, row.label, row.dtype, batch, batch, 1.0, 0.0, row.state.word)
+    return Notice(kind, spec.module, spec.module_class, row.label, row.dtype, batch, batch, 1.0, 0.0, row.state.word)
 
 
 def harms(batch: BatchInProgress, *, gradients_are_bad: bool, is_reduced: bool, is_sharded: bool) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from notebook import Notebook
 from rankwatch.errors import TrainingAborted
 from rankwatch.hook.detector import Detector
+from rankwatch.rerun.capsule.capsule import CapsuleRules
 from rankwatch.shared.types.bad_step import OnBadStep
 from rankwatch.shared.types.config import Config
 from rankwatch.shared.types.notice import NoticeKind
@@ -23,10 +25,14 @@ class Trained:
     """A model that is watched, its optimizer, and what is reported."""
 
     def __init__(
-        self, model: nn.Module, make: Callable[[Any], Any] = lambda some: torch.optim.SGD(some, 0.1), most: int = 3
+        self,
+        model: nn.Module,
+        make: Callable[[Any], Any] = lambda some: torch.optim.SGD(some, 0.1),
+        most: int = 3,
+        closeup: float = 0.0,
     ) -> None:
         self.model, self.optimizer, self.notebook = model, make(model.parameters()), Notebook()
-        self.detector = Detector(model, Config(on_bad_step=OnBadStep(most, 10), closeup=0.0), self.notebook)
+        self.detector = Detector(model, Config(on_bad_step=OnBadStep(most, 10), closeup=closeup), self.notebook)
 
     def backward(self, x: Tensor) -> None:
         self.optimizer.zero_grad()
@@ -154,3 +160,36 @@ def test_what_harms_no_gradient_is_told_once(trained: Callable[..., Trained]) ->
         one.step()
     assert (one.steps, one.notebook.trips) == ([], [])
     assert [notice.kind for notice in one.notebook.notices] == [NoticeKind.HARMLESS_LOSS]
+
+
+def test_a_step_that_the_training_skips_by_itself(trained: Callable[..., Trained]) -> None:
+    one = trained(nn.Linear(3, 3))
+    for number in range(12):
+        one.backward(torch.full((2, 3), NAN) if number == 8 else torch.ones(2, 3))
+        if number == 8:
+            one.optimizer.zero_grad()
+        else:
+            one.optimizer.step()
+    assert (one.steps, one.notebook.trips) == ([], [])
+    assert [(notice.kind, notice.batch) for notice in one.notebook.notices] == [(NoticeKind.SKIPPED_STEP, 8)]
+
+
+def test_what_a_forward_counts_goes_on(trained: Callable[..., Trained], tmp_path: Path) -> None:
+    """The bad forward was run again, and its capsule was written."""
+
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.calls = nn.Linear(3, 3), 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return self.linear(x) / (self.calls != 3)  # type: ignore[no-any-return]
+
+    one = trained(Counts(), closeup=5.0)
+    one.notebook.rules = CapsuleRules(tmp_path)
+    for _ in range(6):
+        one.step()
+    assert (one.steps, one.model.calls) == ([2], 6)
+    assert one.notebook.closeups[0].recurred == one.notebook.closeups[0].of == 3
+    assert list(tmp_path.iterdir())
