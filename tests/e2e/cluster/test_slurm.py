@@ -100,7 +100,8 @@ def quick(folder: Path, **settings: str) -> str:
 
 def changed(folder: Path, recipe: str, changes: dict[str, str] | None = None, **settings: str) -> str:
     text = (RECIPES / recipe).read_text()
-    for ours, here in {**(changes or {}), **{f"\n{name}=no ": f"\n{name}={value} " for name, value in settings.items()}}.items():
+    set_here = {f"\n{name}=no ": f"\n{name}={value} " for name, value in settings.items()}
+    for ours, here in {**(changes or {}), **set_here}.items():
         assert text.count(ours) == 1
         text = text.replace(ours, here)
     (folder / recipe).write_text(text)

@@ -315,8 +315,7 @@ class Guard:
             return
         if self._settler.held_losses:
             self._settler.decide_losses(are_bad=True, is_reduced=False, is_sharded=False, is_skipped=True)
-        is_told = self._settler.bad_step is not None and not any(map(is_bad, known))  # what trips says more than its gradients
-        if is_told:
+        if self._settler.bad_step is not None and not any(map(is_bad, known)):  # what trips says more than its gradients
             self._settler.forgive(is_skipped=True)
         elif (found := self._first_bad()) is not None and not found[0].is_searched_for and self._cadence.is_told(found[1]):
             self._notify(notice_of(*found, self._cadence))
