@@ -186,10 +186,11 @@ def test_what_a_forward_counts_goes_on(trained: Callable[..., Trained], tmp_path
             self.calls += 1
             return self.linear(x) / (self.calls != 3)  # type: ignore[no-any-return]
 
-    one = trained(Counts(), closeup=5.0)
+    counts = Counts()
+    one = trained(counts, closeup=5.0)
     one.notebook.rules = CapsuleRules(tmp_path)
     for _ in range(6):
         one.step()
-    assert (one.steps, one.model.calls) == ([2], 6)
+    assert (one.steps, counts.calls) == ([2], 6)
     assert one.notebook.closeups[0].recurred == one.notebook.closeups[0].of == 3
     assert list(tmp_path.iterdir())
