@@ -43,6 +43,7 @@ TESTS = [
     "tests/torch/test_cuda.py",
     *(f"tests/torch/measure/test_{name}.py" for name in ("kernel", "launch")),
     "tests/torch/doctor/checks/test_groups.py",
+    "tests/e2e/test_left_out.py::test_on_a_device",
 ]
 MODES = "bare,bare (again),hugging face,default,async,every=10,between,gradients"
 

@@ -23,7 +23,7 @@ def test_the_benchmark_runs(tmp_path: Path) -> None:
     written = json.loads(tables.read_text())
     modes = {row["mode"]: row for row in written["steps"] if row["model"] == "gpt2"}
     assert modes.keys() == {
-        *("bare", "bare (again)", "hugging face", "frame", "batch", "async", "every=10", "between", "no guard")
+        *("bare", "bare (again)", "hugging face", "frame", "batch", "async", "every=10", "between", "no guard", "skip")
     }
     assert not any(row["blind"] for row in modes.values())
     assert {row["part"] for row in written["parts"]} == {

@@ -39,6 +39,13 @@ def test_each_way_of_training(ranks: int, third: int) -> None:
     assert [line for line in lines if not any(line["left_out"])] == []
 
 
+def test_on_a_device() -> None:
+    """With SyncBatchNorm. Without a device, the same ways on the CPU."""
+    lines = tried("device", ranks=2)
+    assert len(lines) == 10
+    assert [line for line in lines if not all(line["same"]) or not any(line["left_out"])] == []
+
+
 @pytest.mark.parametrize(("ranks", "first"), [*[(2, first) for first in range(0, 100, 20)], (3, 100), (3, 120), *FOUR])
 def test_schedules_that_are_drawn(ranks: int, first: int) -> None:
     """Two hundred in all, by their seeds."""

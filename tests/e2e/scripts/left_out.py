@@ -1,8 +1,8 @@
 """Trains each of some ways twice: with bad steps under ``on_bad_step="skip"``, and without these steps, left out by hand.
 
 ``left_out.py table THIRD`` goes through a third of ``ways``, from 0 on; ``left_out.py drawn FIRST COUNT`` through ways drawn at
-random; ``left_out.py one NAME`` through one. Rank 0 prints a line of JSON for each: how many steps each rank left out, and if
-weights, buffers and optimizer state are the same.
+random; ``left_out.py device`` through those on a GPU that all ranks share; ``left_out.py one NAME`` through one. Rank 0 prints a
+line of JSON for each: how many steps each rank left out, and if weights, buffers and optimizer state are the same.
 """
 
 from __future__ import annotations
@@ -55,6 +55,17 @@ class Way:
     scales: bool = False
     autocasts: bool = False
     compiles: bool = False
+    device: str = "cpu"
+    """On a GPU norms are SyncBatchNorms, which torch runs on no CPU. Ranks that share it use gloo: NCCL wants one for each."""
+
+
+def ways_on(device: str) -> dict[str, Way]:
+    found = {
+        f"{how}-{place} on {device}": Way(how, faults=(Fault(place=place),)) for how in ("ddp", "hand") for place in PLACES
+    }
+    found["rank 0"] = Way(faults=(Fault(rank=0),))
+    found["scaled"] = Way(scales=True, optimizer="fused")
+    return {name: replace(way, device=device) for name, way in found.items()}
 
 
 def ways() -> dict[str, Way]:
@@ -110,7 +121,7 @@ class Block(nn.Module):
         self.calls = self.calls + 1  # a new tensor in the place of the buffer
         h = torch.relu(self.first(x))
         if self.fault == "forward":
-            h = h / torch.zeros(1)
+            h = h / torch.zeros(1, device=h.device)
         if self.fault == "backward":
             h = _BadBackward.apply(h)  # type: ignore[no-untyped-call]
         found: Tensor = self.last(self.norm(h))
@@ -132,7 +143,7 @@ class Net(nn.Module):
         return x
 
 
-def wrapped(net: Net, how: str) -> Any:
+def wrapped(net: nn.Module, how: str) -> Any:
     if how == "ddp":
         return DistributedDataParallel(net)
     if how == "hand":
@@ -143,7 +154,7 @@ def wrapped(net: Net, how: str) -> Any:
         return FullyShardedDataParallel(net, device_mesh=mesh, device_id=torch.device("cpu"), use_orig_params=True)
     from torch.distributed.fsdp import fully_shard  # torch 2.6
 
-    for block in net.blocks:
+    for block in net.get_submodule("blocks").children():
         fully_shard(block, mesh=mesh)
     return fully_shard(net, mesh=mesh)
 
@@ -171,12 +182,14 @@ def train(way: Way, *, skips: bool) -> tuple[list[bytes], int]:
     """What the training ends with, and how many steps this rank has said to leave out."""
     rank, bad = dist.get_rank(), {fault.step for fault in way.faults}
     torch.manual_seed(0)
-    net = Net(way)
+    net = Net(way).to(way.device)
+    if way.device == "cuda":
+        net = nn.SyncBatchNorm.convert_sync_batchnorm(net)
     model = wrapped(net, way.how)
     if way.compiles:
         model = torch.compile(model)
     optimizers = optimizers_of(way.optimizer, model.parameters())
-    scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=1000) if way.scales else None
+    scaler = torch.amp.GradScaler(way.device, init_scale=64.0, growth_interval=1000) if way.scales else None
     said = Said()
     logging.getLogger("rankwatch").addHandler(said)
     watch = rankwatch.watch(model, on_bad_step=f"skip={STEPS - 1}/{STEPS}", capsule="off", closeup=0.5) if skips else None
@@ -189,7 +202,7 @@ def train(way: Way, *, skips: bool) -> tuple[list[bytes], int]:
                 optimizer.zero_grad()
             for micro in range(way.micros):
                 draw = torch.Generator().manual_seed(1000 * step + 10 * micro + rank)
-                x, y = torch.randn(ROWS, WIDTH, generator=draw), torch.randn(ROWS, WIDTH, generator=draw)
+                x, y = (torch.randn(ROWS, WIDTH, generator=draw).to(way.device) for _ in range(2))
                 here = {fault.place for fault in way.faults if (fault.step, fault.micro, fault.rank) == (step, micro, rank)}
                 net.blocks[1].fault = next(iter(here & {"forward", "backward"}), "") if skips else ""  # type: ignore[assignment]
                 if "data" in here:
@@ -197,10 +210,10 @@ def train(way: Way, *, skips: bool) -> tuple[list[bytes], int]:
                 is_last = micro == way.micros - 1
                 waits = model.no_sync() if way.how == "ddp" and not is_last and not way.compiles else nullcontext()
                 with waits:
-                    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=way.autocasts):
+                    with torch.autocast(way.device, dtype=torch.bfloat16, enabled=way.autocasts):
                         loss = (model(x) - y).square().mean() / way.micros
                     if "loss" in here:
-                        loss = loss * torch.log(torch.tensor(-1.0))
+                        loss = loss * torch.log(torch.tensor(-1.0, device=way.device))
                     (loss if scaler is None else scaler.scale(loss)).backward()
             if way.how == "hand":
                 for value in net.parameters():
@@ -258,7 +271,7 @@ def states_of(optimizers: list[Any]) -> list[bytes]:
 def bits_of(value: Any) -> bytes:
     if not isinstance(value, Tensor):
         return repr(value).encode()
-    return local_of(value).detach().contiguous().view(-1).numpy().tobytes()
+    return local_of(value).detach().contiguous().view(-1).cpu().numpy().tobytes()
 
 
 def drawn(seed: int) -> Way:
@@ -285,6 +298,8 @@ def main() -> None:
     dist.init_process_group("gloo")
     if sys.argv[1] == "one":
         tried = {sys.argv[2]: ways()[sys.argv[2]]}
+    elif sys.argv[1] == "device":
+        tried = ways_on("cuda" if torch.cuda.is_available() else "cpu")
     elif sys.argv[1] == "table":
         tried = ways()
         if dist.get_world_size() == 2:  # see ``drawn``
