@@ -174,3 +174,12 @@ def test_a_run_is_replayed_from_its_folder(bad: Job, tmp_path: Path) -> None:
     done = replay(run, "--precision", "float64", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "3 of 3, the same bits each time, the bits of the training" in done.stdout
+
+
+def test_ranks_that_multiprocessing_has_spawned(tmp_path: Path) -> None:
+    """Their script has another name there."""
+    command = [*RANKWATCH, "run", "--no-status", "--job", "spawned", "--", sys.executable, str(SCRIPTS / "spawned.py")]
+    assert finished(command, tmp_path).returncode == 77
+    done = finished([*RANKWATCH, "replay", "rankwatch-runs/spawned-0"], tmp_path)
+    assert "recurs     3 of 3, the same bits each time, the bits of the training" in done.stdout, done.stdout + done.stderr
+    assert "(run once, by itself: inf or nan again)" in done.stdout

@@ -45,7 +45,9 @@ def users_code(
     manifest = capsule.manifest
     renamed = dict(_renamed(one) for one in module if "=" in one)
     texts = None if copies is None else {one.stem: one.read_text(encoding="utf-8") for one in copies.glob("*.py")}
-    code = UsersCode(manifest["code"], capsule.sources, manifest["path"], stored=stored, replaced=renamed, copies=texts)
+    rank = manifest["rank"], manifest["surroundings"].get("world_size", 1)
+    known, path = manifest["code"], manifest["path"]
+    code = UsersCode(known, capsule.sources, path, stored=stored, replaced=renamed, rank=rank, copies=texts)
     named = [one for one in module if "=" not in one]
     return code, _maker(named[-1], code, manifest["module"]) if named else None
 
@@ -96,12 +98,20 @@ def make_call(
     return moved(Call(module, args, kwargs, gradients, builder.drawn), device)
 
 
+def has_autocast(capsule: OpenedCapsule) -> bool:
+    """Whether the forward ran under autocast."""
+    return any(is_on for is_on, _ in capsule.manifest["surroundings"]["autocast"].values())
+
+
 @contextlib.contextmanager
-def as_in_training(capsule: OpenedCapsule, device: torch.device) -> Iterator[None]:
-    """Flags, modes and random state as in the training."""
+def as_in_training(capsule: OpenedCapsule, device: torch.device, autocast: torch.dtype | None = None) -> Iterator[None]:
+    """Flags, modes and random state as in the training. ``autocast``: to this dtype, if it was on."""
     manifest, around = capsule.manifest, capsule.manifest["surroundings"]
     if device.type == "cpu" and around["autocast"]["cuda"][0]:  # the CPU stands for the GPU
         around = {**around, "autocast": {"cpu": around["autocast"]["cuda"]}}
+    if autocast is not None:
+        name = str(autocast).removeprefix("torch.")
+        around = {**around, "autocast": {one: (is_on, name) for one, (is_on, _) in around["autocast"].items()}}
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), surrounded(around):
         for name, form in manifest["random"].items():
             if name == "cpu":

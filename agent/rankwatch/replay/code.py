@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import ast
 import builtins
+import contextlib
 import importlib
 import importlib.util
 import linecache
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+import torch.distributed
 
 from ..errors import UsageError
 from .definitions import needed, used_by
@@ -32,6 +35,7 @@ class UsersCode:
         path: ``sys.path`` of the training.
         stored: use the texts in the capsule where a module cannot be imported.
         replaced: the name of a module in the training -> the name under which it is imported here.
+        rank: the number of this rank and how many there were, for code that asks for them as it is imported.
         copies: the texts of the user's modules that run in the place of their files, even if the files are here. What is not
             installed may be missing, as long as the module does not need it.
     """
@@ -44,6 +48,7 @@ class UsersCode:
         *,
         stored: bool = False,
         replaced: Mapping[str, str] | None = None,
+        rank: tuple[int, int] = (0, 1),
         copies: Mapping[str, str] | None = None,
     ) -> None:
         self._code = code
@@ -51,6 +56,7 @@ class UsersCode:
         self._is_of_copies = copies is not None
         self._stored = stored or self._is_of_copies
         self._replaced = dict(replaced or {})
+        self._rank = rank
         self._modules: dict[str, types.ModuleType] = {}
         """Those that were asked for, and the user's that these have imported."""
         self._wanted: set[str] = set()
@@ -136,7 +142,8 @@ class UsersCode:
 
     def _import(self, here: str, there: str) -> types.ModuleType:
         try:
-            return importlib.import_module(here)
+            with _as_rank(*self._rank):
+                return importlib.import_module(here)
         except Exception as error:  # noqa: BLE001  the user's code
             text = str(error) if isinstance(error, ModuleNotFoundError) else f"{type(error).__name__}: {error}"
             file = self._code.get(there, {}).get("file", "")
@@ -231,7 +238,8 @@ class UsersCode:
     def _run(self, statement: ast.stmt, module: types.ModuleType) -> None:
         body = ast.Module([statement], [])
         try:
-            exec(compile(body, module.__file__ or "", "exec"), module.__dict__)
+            with _as_rank(*self._rank):
+                exec(compile(body, module.__file__ or "", "exec"), module.__dict__)
         except Exception as error:  # noqa: BLE001  the user's code
             why = f"{type(error).__name__}: {error}".rstrip(".")
             raise UsageError(
@@ -274,6 +282,19 @@ class UsersCode:
     def _stored_as(self, name: str) -> str | None:
         """The name in the capsule of a module that is imported as ``name`` here."""
         return next((one for one in self._sources if self._here(one) == name and one != "__main__"), None)
+
+
+@contextlib.contextmanager
+def _as_rank(rank: int, world_size: int) -> Iterator[None]:
+    """torch says that this process is this rank of so many, although it is in no process group."""
+    answers = {"get_rank": lambda group=None: rank, "get_world_size": lambda group=None: world_size}
+    places = [torch.distributed, torch.distributed.distributed_c10d] if torch.distributed.is_available() else []
+    with contextlib.ExitStack() as stack:
+        for place in places:
+            for name, answer in answers.items():
+                stack.callback(setattr, place, name, getattr(place, name))
+                setattr(place, name, answer)
+        yield
 
 
 def is_absent(form: Any) -> bool:

@@ -83,7 +83,7 @@ def open_capsule(path: Path) -> OpenedCapsule:
             raise UsageError(f"{path / SUMS} is cut short: the capsule was not copied whole")
         for name, digest in sums.items():
             _check(path / name, digest)
-        manifest = json.loads((path / MANIFEST).read_bytes())
+        manifest = json.loads(_unspawned((path / MANIFEST).read_bytes()))
         if manifest.get("format") != FORMAT:
             raise UsageError(f"{path} has the format {manifest.get('format')}, this release reads {FORMAT}")
         manifest.update(cleaned({key: manifest[key] for key in _SHOWN}))
@@ -101,6 +101,11 @@ def open_capsule(path: Path) -> OpenedCapsule:
         if isinstance(error, UsageError):
             raise
         raise UsageError(f"{path} is no capsule of this release: {type(error).__name__}: {error}") from None
+
+
+def _unspawned(manifest: bytes) -> bytes:
+    """The script has another name in a process that multiprocessing has spawned."""
+    return manifest if b'"__main__' in manifest else manifest.replace(b'"__mp_main__', b'"__main__')
 
 
 def _numbered(value: Any) -> Iterator[tuple[int, dict[str, Any]]]:

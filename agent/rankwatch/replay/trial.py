@@ -20,7 +20,7 @@ from ..rerun.forward import Forward, RootEntry
 from ..rerun.limit import Limit
 from ..rerun.wider import Way, Wider, ways
 from ..shared.types.frame import State, state_of
-from .call import Call, as_in_training, make_call, moved
+from .call import Call, as_in_training, has_autocast, make_call, moved
 from .code import UsersCode
 from .opened import OpenedCapsule
 
@@ -60,9 +60,11 @@ class Trial:
         self.drawn = list(call.drawn)
         return change(call)
 
-    def surrounded(self, device: torch.device) -> contextlib.AbstractContextManager[None]:
-        """Flags, modes and random state as in the training."""
-        return as_in_training(self._capsule, device)
+    def surrounded(
+        self, device: torch.device, autocast: torch.dtype | None = None
+    ) -> contextlib.AbstractContextManager[None]:
+        """Flags, modes and random state as in the training. ``autocast``: to this dtype, if it was on."""
+        return as_in_training(self._capsule, device, autocast)
 
     def forward(self, call: Call) -> Forward:
         """The forward that tripped."""
@@ -84,12 +86,15 @@ class Trial:
         own = own_dtype(self.call()) if dtype is not None else None
         # Its own dtype counts as wider: what the forward casts to a narrower one stays wide.
         is_wider = dtype is not None and own is not None and (dtype == own or dtype.itemsize > own.itemsize)
-        if dtype is not None and not is_wider:  # the module and its inputs are cast
+        # Of 16 bits, it takes the place of the dtype to which autocast has cast.
+        autocast = dtype if dtype is not None and dtype.itemsize == 2 and has_autocast(self._capsule) else None
+        is_cast_anyway = autocast is not None and own is not None and own.itemsize > 2
+        if dtype is not None and not is_wider and not is_cast_anyway:  # the module and its inputs are cast
             change = functools.partial(moved, device=device, dtype=dtype)
         found = ways(has_backward=bool(self._capsule.manifest["gradients"])) if is_wider else [None]
         for place, way in enumerate(found, 1):
             try:
-                ran = self._rerun(device, change, dtype if is_wider else None, way)
+                ran = self._rerun(device, change, dtype if is_wider else None, way, autocast)
             except UsageError:
                 raise
             except Exception as error:  # noqa: BLE001  the module may be too large for this device, say
@@ -105,7 +110,12 @@ class Trial:
         return max(results, key=lambda one: (one.is_bad, one.state, one.abs_max), default=_EMPTY)
 
     def _rerun(
-        self, device: torch.device, change: Callable[[Call], Call], wide: torch.dtype | None, way: Way | None
+        self,
+        device: torch.device,
+        change: Callable[[Call], Call],
+        wide: torch.dtype | None,
+        way: Way | None,
+        autocast: torch.dtype | None,
     ) -> Ran[Tensor] | Ran[Tensor | None]:
         """The forward again. Or forward and backward: then the values are the gradients of the parameters."""
         call = self.call(device, change)
@@ -115,7 +125,7 @@ class Trial:
         mode = Careful(ours)
         if wide is not None and way is not None:
             mode = Wider(wide, ours, Limit(), lambda: True, way=way, with_gradients=has_backward)
-        with self.surrounded(device):
+        with self.surrounded(device, autocast):
             if has_backward:
                 return self.root_run(call).again(mode)
             grad = self._capsule.manifest["surroundings"]["grad"]

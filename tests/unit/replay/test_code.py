@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch.distributed
 
 from rankwatch.errors import UsageError
 from rankwatch.replay.code import UsersCode
@@ -27,3 +28,14 @@ def test_nor_that_of_an_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     (tmp_path / "refusing_module.py").write_text("raise RuntimeError('no licence.')\n")
     with pytest.raises(UsageError, match=r": RuntimeError: no licence\. Its own code raises this"):
         UsersCode({}, {}, [str(tmp_path)]).find("refusing_module:Net")
+
+
+def test_code_that_asks_for_its_rank_as_it_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    text = "import torch.distributed as dist\nfrom torch.distributed import get_world_size\n"
+    text += "class Net:\n    rank, size = dist.get_rank(), get_world_size()\n"
+    (tmp_path / "asking_module.py").write_text(text)
+    net = UsersCode({}, {}, [str(tmp_path)], rank=(3, 8)).find("asking_module:Net")
+    assert (net.rank, net.size) == (3, 8)
+    with pytest.raises(ValueError, match="process group has not been initialized"):
+        torch.distributed.get_rank()

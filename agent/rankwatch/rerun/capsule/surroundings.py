@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+import torch.distributed
 from torch import Tensor
 
 _DEVICES = ("cpu", "cuda")
@@ -36,6 +37,7 @@ def surroundings() -> dict[str, Any]:
         "matmul_precision": torch.get_float32_matmul_precision(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "threads": torch.get_num_threads(),
+        "world_size": _world_size(),
         "flush_denormal": _flushes_denormals(),
         "flags": {place: {name: value for name, value in _flags(place)} for place in _FLAGS},
         "sdp": {name: getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in _SDP},
@@ -112,6 +114,11 @@ def _flags(place: str) -> Iterator[tuple[str, bool]]:
 
 def _name_of(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def _world_size() -> int:
+    has_group = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed.get_world_size() if has_group else 1
 
 
 def _flushes_denormals() -> bool:
