@@ -29,7 +29,9 @@ def link_to(
     hello = messages.Hello(
         *wire.VERSION, job, 0, rank, world_size, rank, "host", 100 + rank, "cpu", "2.13.0", os.urandom(8).hex(), NO_STAGE
     )
-    watch = SimpleNamespace(where=progress, on_abort=on_abort, on_stay=lambda seconds: None, on_tune=on_tune)
+    watch = SimpleNamespace(
+        where=progress, on_abort=on_abort, on_stay=lambda seconds: None, has_raised=lambda: True, on_tune=on_tune
+    )
     return Link(connection, hello, watch, source)
 
 

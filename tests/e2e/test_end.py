@@ -9,12 +9,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from collectors import PATIENCE, Running, until
-from jobs import INTERPRETER, RANKWATCH, Training, environment, finished
+from jobs import INTERPRETER, RANKWATCH, SCRIPTS, Training, environment, finished
 from ports import free_port
 
 pytestmark = pytest.mark.e2e
@@ -119,6 +120,62 @@ for number in (signal.SIGINT, signal.SIGTERM):
 print("begun", flush=True)
 time.sleep(59)
 """
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        [signal.SIGUSR1],
+        [signal.SIGUSR2],
+        [signal.SIGQUIT, signal.SIGWINCH, signal.SIGCONT],
+        [signal.SIGRTMIN, signal.SIGRTMIN + 7, signal.SIGUSR1, signal.SIGUSR1],
+    ],
+    ids=["usr1", "usr2", "of a terminal", "of real time"],
+)
+def test_a_signal_that_is_not_ours_goes_to_the_command(tmp_path: Path, numbers: list[int]) -> None:
+    got = tmp_path / "signals-0"
+    command = [sys.executable, "-S", str(SCRIPTS / "signalled.py"), str(tmp_path), "begun"]
+    with running(tmp_path, *command) as process:
+        for count, number in enumerate([*numbers, signal.SIGTERM], 1):
+            process.send_signal(number)
+            until(partial(_has_lines, got, count))
+        assert process.wait(PATIENCE) == 0
+    assert [int(word) for word in got.read_text().split()] == [*numbers, signal.SIGTERM]
+
+
+def test_a_signal_to_all_processes_of_the_job_comes_once(tmp_path: Path) -> None:
+    """As SLURM's ``--signal`` does."""
+    got = tmp_path / "signals-0"
+    command = [sys.executable, "-S", str(SCRIPTS / "signalled.py"), str(tmp_path), "begun"]
+    with running(tmp_path, *command) as process:
+        os.killpg(process.pid, signal.SIGUSR1)
+        until(got.exists)
+        until(lambda: not _pending(process.pid))
+        process.terminate()
+        assert process.wait(PATIENCE) == 0
+    assert [int(word) for word in got.read_text().split()] == [signal.SIGUSR1, signal.SIGTERM]
+
+
+def test_a_signal_after_the_one_that_ends_the_command_is_passed_on_and_kills_nothing(tmp_path: Path) -> None:
+    code = """
+import signal, sys, time
+came = []
+for number in signal.SIGUSR1, signal.SIGTERM:
+    signal.signal(number, lambda number, frame: came.append(number))
+print("begun", flush=True)
+while signal.SIGUSR1 not in came[came.index(signal.SIGTERM):] if signal.SIGTERM in came else True:
+    time.sleep(0.01)
+sys.exit(3)
+"""
+    with running(tmp_path, sys.executable, "-S", "-c", code) as process:
+        process.terminate()
+        until(lambda: not _pending(process.pid))
+        process.send_signal(signal.SIGUSR1)
+        assert process.wait(PATIENCE) == 3
+
+
+def _has_lines(file: Path, count: int) -> bool:
+    return file.exists() and len(file.read_text().split()) == count
 
 
 def _pending(pid: int) -> bool:

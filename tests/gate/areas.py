@@ -16,7 +16,7 @@ AREAS: dict[str, str] = {
     "agent/rankwatch/zero_code": "e2e/test_attach e2e/test_crash e2e/test_starts torch/zero_code/test_finder",
     "agent/rankwatch/touch": "torch/test_ e2e/test_parallel e2e/test_meshes e2e/test_stalls e2e/test_closeup"
     " benchmarks/test_overhead benchmarks/test_cuda",
-    "agent/rankwatch/tell": "e2e/test_faults e2e/test_end e2e/test_starts e2e/test_stalls e2e/test_scarce"
+    "agent/rankwatch/tell": "e2e/test_faults e2e/test_leaving e2e/test_end e2e/test_starts e2e/test_stalls e2e/test_scarce"
     " e2e/test_main_job e2e/test_daemon e2e/test_network e2e/test_several_hosts e2e/cluster/test_slurm",
     "agent/rankwatch/": "torch/test_ torch/api/ e2e/test_attach e2e/test_main_job",
     "deploy/docker": "e2e/cluster/test_docker",

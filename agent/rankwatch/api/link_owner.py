@@ -80,6 +80,10 @@ class Speaker:
         if (watch := self._watch()) is not None:
             watch.on_stay(seconds)
 
+    def has_raised(self) -> bool:
+        watch = self._watch()
+        return watch is None or watch.has_raised()
+
     def on_tune(self, tune: messages.Tune) -> None:
         with self._passing_on:
             self._tune, watch = tune, self._watch()

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from ..errors import RankwatchError
 from ..judge.outside import Outside
 from ..shared.system.log_lines import write_lines_of_a_rank
+from ..tell.departure import stay
 
 
 class Endable(Protocol):
@@ -34,6 +35,9 @@ OUTSIDE = Outside()
 _previous_excepthook: Callable[..., Any] | None = None
 
 _is_ending = False
+
+_ended: list[Any] = []
+"""Watches that were closed because the process ends: their deadlines hear how long it stays."""
 
 
 def prepare() -> None:
@@ -85,7 +89,7 @@ def _excepthook(kind: type[BaseException], error: BaseException, trace: Tracebac
     is_at_prompt = hasattr(sys, "ps1")  # of an interactive Python: after an error, the process and its watches go on
     _is_ending = not is_at_prompt
     try:
-        for watch in () if is_at_prompt else open_watches():
+        for watch in () if is_at_prompt else _last_watches():
             watch.end_by(error)
     finally:
         if isinstance(error, RankwatchError):
@@ -102,8 +106,9 @@ def _end_child() -> None:
     error = sys.exc_info()[1]
     while isinstance(error, SystemExit) and error.code and error.__context__ is not None:
         error = error.__context__
-    for watch in open_watches():
+    for watch in _last_watches():
         watch.end() if error is None else watch.end_by(error)
+    stay()
 
 
 def _without_ours(trace: TracebackType | None) -> TracebackType | None:
@@ -122,5 +127,12 @@ def _without_ours(trace: TracebackType | None) -> TracebackType | None:
 def _close_all() -> None:
     global _is_ending
     _is_ending = True
-    for watch in open_watches():
+    for watch in _last_watches():
         watch.end()
+    stay()
+
+
+def _last_watches() -> list[Any]:
+    found = list(open_watches())
+    _ended.extend(found)
+    return found

@@ -22,6 +22,8 @@ class StopOrder:
 
     def __init__(self, name: str, rank: int) -> None:
         self.abort: Abort | None = None
+        self.is_raised = False
+        """Whether the training thread was given the exception."""
         self._name = name
         self._rank = rank
         self._deadline: Deadline | None = None
@@ -48,9 +50,9 @@ class StopOrder:
             self.lift()
 
     def wait_for_others(self, seconds: float) -> None:
-        """Other ranks hold work, for which this one's end waits."""
+        """Other ranks hold work, or have yet to close, for which this one's end waits."""
         if self._deadline is not None:
-            self._deadline.wait_for_others(seconds)
+            self._deadline.wait_for_others(seconds, is_news=not self._is_lifted)
 
     def lift(self) -> None:
         """The training is in the user's hands again: whatever it does now, no deadline ends it."""
@@ -79,6 +81,7 @@ class StopOrder:
 
     def exception(self, report: str) -> TrainingAborted:
         """What this rank raises. ``report``: the folder of the run's report; empty: it is not known."""
+        self.is_raised = True
         kind, abort = OverflowDetected if self.has_tripped else TrainingAborted, self.abort
         if abort is None or not abort.cause:
             return kind(self.reason, report=report or None)

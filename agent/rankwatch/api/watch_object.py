@@ -240,8 +240,12 @@ class Watch:
         return self._detector.whereabouts.in_stage(self._stage)
 
     def on_stay(self, seconds: float) -> None:
-        """Other ranks hold work, for which this one's end waits."""
+        """Other ranks hold work, or have yet to close their watch: this one's end waits."""
         self._order.wait_for_others(seconds)
+
+    def has_raised(self) -> bool:
+        """Whether the training was given the exception of the ABORT."""
+        return self._order.is_raised
 
     def on_tune(self, tune: messages.Tune) -> None:
         """All changes of options in the run so far."""

@@ -69,14 +69,14 @@ class Deadline:
         """Whether the abort waits for work of this process."""
         return bool(self._holds) and time.monotonic() < self._countdown.held_until
 
-    def wait_for_others(self, seconds: float) -> None:
-        """Another rank holds work: this process is not ended for so long. 0: its hold has ended.
+    def wait_for_others(self, seconds: float, *, is_news: bool = True) -> None:
+        """Another rank holds work, or has yet to close: this process is not ended for so long. 0: that is over.
 
         torchrun ends all ranks of a node as soon as one of them has ended, and this one may wait for the other in a collective.
         """
         with self._lock:
             self._others_until = time.monotonic() + seconds
-            is_news = seconds > 0 and not self._holds and not self._is_cancelled
+            is_news = is_news and seconds > 0 and not self._holds and not self._is_cancelled
         self._look()
         if is_news:
             say(f"another rank saves: this one is not ended before that, or in {seconds:.0f} s")
@@ -110,11 +110,14 @@ class Deadline:
         """Seconds until the process is due, and until the thread has to look again."""
         with self._lock:
             now = time.monotonic()
-            is_held = self.is_held or now < self._others_until
+            held_until = self._countdown.held_until if self.is_held else min(self._others_until, self._countdown.held_until)
+            is_held = now < held_until
             left = self._countdown.due(now, held=is_held) - now
+            if is_held:
+                left = min(left, held_until + self._grace - now)
             if self._timer is not None and not self._is_cancelled:
                 self._timer.set(left + MARGIN)
-            return left, self._countdown.held_until - now if is_held else left
+            return left, held_until - now if is_held else left
 
     def _wait(self) -> None:
         if self.is_held:

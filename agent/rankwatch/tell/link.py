@@ -34,14 +34,14 @@ from ..shared.types.fingerprint import Fingerprint, FingerprintTable
 from ..shared.types.frame import BatchSummary, FrameTable, Moment, Whereabouts
 from ..shared.types.notice import Notice
 from ..shared.types.trip import MAX_RERUN, Trip
-from .departure import DEPARTURE
+from .departure import DEPARTURE, STAYING, Leave, Stuck
 from .fork import keep_from_children
 from .holds import HOLDS
 from .outbox import Outbox
 from .reception import MAX_RECEIVED_BYTES, PAUSE, Reception
 from .reread import ConnectionSource
 from .spool import Spool
-from .stacks import Inspector, place_of
+from .stacks import Inspector, may_wait_for_ranks, place_of
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,13 @@ FAREWELL_TIMEOUT = 4.0
 a rank whose BYE does not arrive counts as lost."""
 
 STAY_INTERVAL = 0.5
-"""Seconds between looks at whether the collector still answers, while this rank stays for another one."""
+"""Seconds between looks at whether this rank may leave, while it stays for another one and is told nothing."""
+
+STAY_UNTOLD = 2.0
+"""Seconds after which a rank that stays says so: most leave before."""
+
+STUCK_INTERVAL = 0.25
+"""Seconds between looks at whether the training, which is to stop, is stuck in a collective."""
 
 TRIP_TIMEOUT = 0.2
 """Seconds that a close-up waits until the collector has the trip."""
@@ -106,7 +112,10 @@ class Linked(Protocol):
         """ABORT came. Called once."""
 
     def on_stay(self, seconds: float) -> None:
-        """Other ranks hold work, for which this one waits so long; 0: it has ended."""
+        """Other ranks hold work or have yet to close, for which this one waits so long; 0: they have."""
+
+    def has_raised(self) -> bool:
+        """Whether the training thread has been given the exception of the ABORT."""
 
     def on_tune(self, tune: messages.Tune) -> None:
         """All changes of options in the run so far: before ``start`` returns if there are any, at every change, and again
@@ -158,7 +167,9 @@ class Link:
         """The process that started this one and is to end it. Another launcher may end and leave its ranks behind."""
         self._was: tuple[bool, bool] = False, False
         """Whether it held, and had left, at the last beat."""
-        self._stay_until = 0.0
+        self._leave = Leave()
+        self._stuck = Stuck()
+        self._has_said_bye = self._stays = False
         self._may_go = threading.Event()
 
         self._probe: Moment | None = None
@@ -183,6 +194,7 @@ class Link:
         keep_from_children(self._connection.address)
         HOLDS.listen(self._wake)
         DEPARTURE.listen(self._wake)
+        STAYING.clear()  # a process that trains again does not end
         self._thread.start()
         self._settled.wait(CONNECT_TIMEOUT)
         if self.refusal:
@@ -232,28 +244,51 @@ class Link:
 
     def close(self, outcome: str, text: str = "", error: BaseException | None = None) -> None:
         """Sends BYE, waits up to FAREWELL_TIMEOUT for its acknowledgement, and ends the thread. ``error`` ended the rank."""
-        if os.getpid() != self._pid or self._stop:
+        if os.getpid() != self._pid or self._stop or self._stays:
             return
         self._exit_queue.close()
         outcome = "unused" if outcome in WELL and self.is_unused() else outcome
-        moment, at = self._watch.where().moment, "" if error is None else place_of(error)
-        self._append(lambda seq: messages.Bye(seq, outcome, text, moment, at))
+        self._say_bye(outcome, text, "" if error is None else place_of(error))
         if self.run and not self.refusal:
-            self._spool.wait_until_empty(FAREWELL_TIMEOUT)
-            self._stay()
+            if self._spool.wait_until_empty(FAREWELL_TIMEOUT):
+                self._leave.hear_nothing()
+            if left := self._stays_for():
+                self._watch.on_stay(left)  # where the process is ending, it has a deadline
+                self._stays = True
+                STAYING.append(self._stay)
+                return
+        self._end()
+
+    def _say_bye(self, outcome: str, text: str = "", at: str = "") -> None:
+        if not self._has_said_bye:
+            self._has_said_bye = True
+            moment = self._watch.where().moment
+            self._append(lambda seq: messages.Bye(seq, outcome, text, moment, at))
+
+    def _stays_for(self) -> float:
+        """Seconds for which the end of the process waits yet. Without a torchrun, nobody ends the other ranks with this one."""
+        return 0.0 if self._is_orphaned else self._leave.left(time.monotonic())
+
+    def _stay(self) -> None:
+        """Waits until this rank may leave."""
+        if os.getpid() != self._pid:
+            return
+        untold: float | None = time.monotonic() + STAY_UNTOLD
+        while left := self._stays_for():
+            if untold is not None and time.monotonic() > untold:
+                log.warning(
+                    "%s: stays up to %.0f s: another rank may save, and torchrun would end it after this one",
+                    self._who,
+                    left,
+                )
+                untold = None
+            self._may_go.wait(min(left, STAY_INTERVAL))
+        self._end()
+
+    def _end(self) -> None:
         self._stop = True
         self._wake()
         self._thread.join(FAREWELL_TIMEOUT)
-
-    def _stay(self) -> None:
-        """Waits until no other rank holds work, or until the collector cannot tell."""
-        left = self._stay_until - time.monotonic()
-        if left > 0:
-            log.warning(
-                "%s: stays up to %.0f s: another rank saves, and torchrun would end it after this one", self._who, left
-            )
-        while time.monotonic() < self._stay_until and self._online.is_set():
-            self._may_go.wait(STAY_INTERVAL)
 
     def release(self) -> None:
         """Ends the link later. Takes no lock and does not wait: a garbage collection may call it anywhere."""
@@ -278,7 +313,9 @@ class Link:
                         time.sleep(HELLO_INTERVAL * 10)
                     socket = dealer(context, self._connection, MAX_RECEIVED_BYTES)
                 self._turn(socket)
-                if self._released and not self._stop:
+                if self._stays:
+                    self._stop = self._stop or not self._stays_for()
+                elif self._released and not self._stop:
                     self._say_farewell()
             self._send_last(socket)
         except Exception:
@@ -309,6 +346,7 @@ class Link:
             return False
         log.warning("%s: the collector at %s fell silent; trying to reach it again", self._who, self._connection.address)
         self._was_silent = True
+        self._leave.lose(time.monotonic())
         self._online.clear()
         return True
 
@@ -348,6 +386,8 @@ class Link:
                 self._next_hello = now + HELLO_INTERVAL
                 self._has_asked = True
             return
+        if self._aborted.is_set() and not self._has_said_bye:
+            self._look_whether_stuck(now)
         self._outbox.send(partial(self._send, socket))
         if (stacks := self._inspector.take()) is not None:
             self._send(socket, stacks)
@@ -356,6 +396,12 @@ class Link:
             self._send_beat(socket)
             self._next_beat = now + self._welcome.heartbeat
             self._answered, self._probe = answers, None if answers == ANSWERS else self._probe
+
+    def _look_whether_stuck(self, now: float) -> None:
+        """A rank that waits for stopped ones cannot save: it is through, though its process lives until it is ended."""
+        waits = not (self._watch.has_raised() or HOLDS) and may_wait_for_ranks()
+        if self._stuck.look(now, time.process_time(), waits=waits):
+            self._say_bye("aborted")
 
     def _answers_to(self, probe: Moment) -> int:
         """How often the probe is answered by now: as its moment is passed, and as all before it is settled."""
@@ -375,6 +421,8 @@ class Link:
         if self._probe is not None:
             now = time.monotonic()
             return min(self._next_beat, now + max(PROBE_INTERVAL, PROBE_SHARE * (now - self._probed_at)))
+        if self._stays or (self._aborted.is_set() and not self._has_said_bye):
+            return min(self._next_beat, time.monotonic() + STUCK_INTERVAL)
         return self._next_beat
 
     # --- sending ---
@@ -432,7 +480,7 @@ class Link:
             self._send(socket, messages.Ack(self._spool.sent, abort=True))
             self._abort(message)
         elif isinstance(message, messages.Stay):
-            self._stay_until = time.monotonic() + message.seconds
+            self._leave.tell(message.seconds, time.monotonic())
             (self._may_go.clear if message.seconds else self._may_go.set)()
             self._watch.on_stay(message.seconds)
         elif isinstance(message, messages.Tune):
@@ -443,6 +491,7 @@ class Link:
 
     def _abort(self, message: messages.Abort) -> None:
         if not self._aborted.is_set():
+            self._leave.stop(message.grace, time.monotonic())
             try:
                 self._watch.on_abort(message)
             finally:

@@ -44,6 +44,12 @@ LOOKS_PER_SECOND, LOOKS_AT_ONCE = 0.5, 6.0
 
 _WRAPPERS = os.path.join(OURS, "measure", "collectives.py")
 _COLLECTIVES = os.path.join("torch", "distributed", "distributed_c10d.py")
+_WAITING = os.path.join("torch", "distributed", ""), os.path.join("torch", "nn", "parallel", "distributed.py")
+_SAVING = os.path.join("torch", "distributed", "checkpoint", "")
+_CALLING = os.path.join("torch", "_ops.py")
+"""Files of torch: whose functions wait for other ranks; which of them wait for a disk; and where any operator is called."""
+_ENGINE = "_engine_run_backward"
+"""The function of torch in which a backward is, and so a collective that DDP has begun in it."""
 _ARGUMENTS = ("tensor", "input", "input_tensor", "tensor_list", "input_tensor_list", "output", "output_tensor", "tensors")
 """Names of what a collective of torch works on, in its own functions."""
 
@@ -240,6 +246,17 @@ def _collective(frames: list[FrameType]) -> str:
     except Exception:  # the frame goes on, or another version of torch has other names
         log.debug("no details of %s", name, exc_info=True)
         return name
+
+
+def may_wait_for_ranks() -> bool:
+    """Whether the main thread is where a training waits for other ranks: in a collective of torch, or in a backward."""
+    innermost = sys._current_frames().get(threading.main_thread().ident or 0)
+    frames = [] if innermost is None else list(islice(outwards(innermost), MAX_DEPTH))
+    code = next((frame.f_code for frame in frames if not frame.f_code.co_filename.endswith(_CALLING)), None)
+    if code is None:
+        return False
+    waits = code.co_name == _ENGINE or any(part in code.co_filename for part in _WAITING)
+    return (waits and _SAVING not in code.co_filename) or bool(_collective(frames))
 
 
 def _describe_arguments(inner: dict[str, Any], outer: dict[str, Any]) -> str:

@@ -34,14 +34,11 @@ from .metrics.meters import Meters
 from .printer import Printer, is_terminal, write
 from .processes.archiver import Archiver
 from .processes.notifier import Notifier
+from .processes.signals import Bystander, Part, heeded, part_of
 from .settings import Settings
 from .status import Status
 
 log = logging.getLogger(__name__)
-
-ENDING = signal.SIGTERM, signal.SIGHUP, signal.SIGINT
-"""The first of these ends the command, the second kills it, the third ends the wait for its ranks."""
-
 
 LISTEN = "tcp://127.0.0.1:0"
 """Where the collector of a command listens: at a free port of this machine alone."""
@@ -237,10 +234,10 @@ def _run_beside(
     """
     # The handlers are set before the child starts: a SIGTERM in between must not leave the child behind.
     child: subprocess.Popen[bytes] | None = None
-    interrupted = ""
+    interrupted, early = "", list[int]()
     is_over = False
 
-    def forward(number: int, frame: FrameType | None) -> None:
+    def end(number: int) -> None:
         nonlocal interrupted
         stopped.append(signal.Signals(number).name)
         if is_over:
@@ -257,16 +254,26 @@ def _run_beside(
         elif number != signal.SIGINT:  # which the terminal sends to the child too
             child.terminate()
 
-    # Under nohup SIGHUP stays ignored, and the command inherits that. But a shell's script has its background processes
-    # ignore SIGINT, and job scripts send it all the same.
-    heeded = [n for n in ENDING if n != signal.SIGHUP or signal.getsignal(n) is not signal.SIG_IGN]
-    for number in heeded:
-        signals.callback(signal.signal, number, signal.signal(number, forward))
+    def take(number: int, frame: FrameType | None) -> None:
+        if part_of(number) is Part.ENDS:
+            end(number)
+        elif child is None:
+            early.append(number)
+        elif not bystander.has_seen(number):
+            child.send_signal(number)
+
+    numbers = heeded()
+    bystander = Bystander(number for number in numbers if part_of(number) is Part.PASSED_ON)
+    signals.callback(bystander.close)
+    for number in numbers:
+        signals.callback(signal.signal, number, signal.signal(number, take))
     command = _found(command, env)
     try:
         child = subprocess.Popen(command, env=dict(env))
     except OSError as error:
         raise UsageError(f"cannot run {shlex.join(command)}: {error.strerror}") from None
+    for number in early:
+        child.send_signal(number)
     if interrupted:
         child.terminate()
     process = child

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -259,3 +260,24 @@ def test_a_collector_on_the_head_node(slurm: Slurm, hosts: Hosts, tools: dict[st
     assert job.report()["verdict"]["host"] == "node1"
     assert f"first inf in run train-{job.id}-0\n  culprit    rank 3 of 4 (node1, local rank 1)" in job.output
     assert "not requeued, after 0 times: fix-code" in job.output
+
+
+SIGNALLED = """#!/bin/bash
+{prefix} rankwatch run --runs-dir runs -- python {script} {folder}
+"""
+
+
+@pytest.mark.parametrize(("to_whom", "prefix"), [("B:USR1", "exec"), ("USR1", "srun --ntasks=1")], ids=["batch", "step"])
+def test_the_signal_before_the_limit_reaches_the_training_once(
+    tmp_path: Path, slurm: Slurm, to_whom: str, prefix: str
+) -> None:
+    script = tmp_path / "job.sbatch"
+    script.write_text(SIGNALLED.format(prefix=prefix, script=SCRIPTS / "signalled.py", folder=tmp_path))
+    job = slurm.submit(tmp_path, "--nodes=1", "--time=1", f"--signal={to_whom}@30", str(script))
+    ended = slurm.wait(job)
+    said = "".join(path.read_text() for path in tmp_path.glob("*.out"))
+    assert ended == ("COMPLETED", "0:0"), said
+    got = [signal.Signals(int(word)) for word in (tmp_path / "signals-0").read_text().split()]
+    assert sorted(got) == [signal.SIGUSR1, signal.SIGCONT]  # SLURM sends the second one as well
+    assert (tmp_path / "saved.pt").stat().st_size
+    assert json.loads((tmp_path / "runs" / "latest" / "report.json").read_text())["outcome"] == "finished", said

@@ -230,9 +230,10 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Stay:
-    """Collector to rank, after ABORT: a rank holds work, which torchrun would cut if this process ended now.
+    """Collector to rank, after ABORT or a BYE: torchrun would end other ranks with this one, and they may save.
 
-    ``seconds``: how long to stay at most; 0: it may go, and its grace begins.
+    ``seconds``: to a rank that runs, how long its deadline waits for work that a rank holds, at most; 0: its grace begins. To one
+    that has closed its watch, how long its process stays, at most; 0: it may end.
     """
 
     KIND = "STAY"

@@ -72,6 +72,7 @@ class Intake:
         yield FollowProcess(run.id, rank.number, hello.host, hello.pid, hello.incarnation)
         if self.ending.abort.message is not None:
             yield Send(peer, self.ending.abort.message)
+            yield from self.ending.tell_how_long([rank], now)
         elif self.trips.election.target is not None:
             yield Send(peer, messages.Probe(self.trips.election.target.passed))
         elif (probe := self.skips.probe) is not None:
@@ -82,6 +83,8 @@ class Intake:
         rank = self.ranks[number]
         if rank.peer == peer:
             rank.connected, rank.gone_at, rank.cut_off = False, now, is_cut_off(rank, now)
+            if not rank.is_running:
+                self.ending.holding.leave(rank)
 
     def exited(self, number: int, incarnation: str, how: str, now: float) -> None:
         """The process of this rank has ended. Whether the rank is lost, its silence decides: this alone says why."""

@@ -153,6 +153,7 @@ class Ledger:
             if event.peer in self._peers:
                 run, rank = self._peers[event.peer]
                 run.intake.disconnected(rank, event.peer, now)
+                return list(run.ending.look_for_holds(now))
             return []
         if isinstance(event, RankExited):
             if event.run in self.runs:

@@ -39,7 +39,7 @@ class EndingDesk(Desk):
     def __post_init__(self) -> None:
         options = self.books.options
         self.abort = AbortDelivery(options.abort_repeat, options.acknowledge_window)
-        self.holding = Holding(options.hold_limit)
+        self.holding = Holding(options.hold_limit, options.abort_grace)
         self.silence = Silence(options.lost_after, options.cut_off_after, options.return_window)
         self.orphans = Orphans(options.lost_after, options.abort_grace)
 
@@ -70,11 +70,11 @@ class EndingDesk(Desk):
             self.abort.message = self._make_abort(stop)  # the fact does not say whom it is about
             yield self.abort.send(self.books.ranks, now)
             yield from self.look_for_holds(now)
-            yield from self.holding.keep(self.books.ranks.values(), now)
+            yield from self.tell_how_long(self.books.ranks.values(), now)
 
     def take_beat(self, rank: Rank, beat: messages.Beat, now: float) -> Iterable[Effect]:
         """It mostly has no effect, so no generator is made for it."""
-        self.holding.take(rank, holds=beat.holds and rank.is_running)
+        self.holding.take(rank, holds=beat.holds)
         if not (beat.orphaned and rank.is_running):
             return ()
         text = f"the torchrun that started {rank.name} has ended, and the rank trained on"
@@ -86,10 +86,11 @@ class EndingDesk(Desk):
             yield from self.stop(Incident.RANK_FAILED, Stop(f"{rank.name} failed: {brief(bye.text, bye.at)}"), now)
         elif bye.outcome == "limit":
             self.happens(Incident.LIMIT_REACHED, bye.text, now)
+            if not self.holding.has_begun:  # each rank stops by itself
+                self.holding.begin(now)
         elif bye.outcome not in ("finished", "ended", "unused"):
             yield from self.stop(Incident.RANK_STOPPED, Stop(""), now)
-        if bye.outcome in ("failed", "aborted"):
-            yield from self.holding.keep([rank], now)
+        yield from self.tell_how_long([rank], now)
 
     def end_job(self, end: JobEnded, now: float) -> None:
         running = [self.books.ranks[number] for number in self.books.running]
@@ -130,7 +131,7 @@ class EndingDesk(Desk):
 
     def leave(self, rank: Rank) -> None:
         self.abort.unacknowledged.discard(rank.number)
-        self.holding.take(rank, holds=False)
+        self.holding.leave(rank)
 
     # --- as time passes -----------------------------------------------------------------------------------------------
 
@@ -139,11 +140,15 @@ class EndingDesk(Desk):
         yield from self._look_for_lost(now, successor)
         yield from self._look_who_lives_on(now)
         yield from self.look_for_holds(now)
-        yield from self.holding.keep(self.books.ranks.values(), now)
+        yield from self.tell_how_long(self.books.ranks.values(), now)
         yield from self._named(self.abort.end_deaf(self.books.ranks, self.holding, now))
 
     def look_for_holds(self, now: float) -> Iterator[Effect]:
-        yield from self._named(self.holding.look(self.books.ranks, now))
+        yield from self._named(self.holding.look(self.books.ranks, now, others_run=bool(self.books.running)))
+
+    def tell_how_long(self, ranks: Iterable[Rank], now: float) -> Iterator[Effect]:
+        """Tells these ranks how long they stay, where that is news."""
+        yield from self.holding.tell(ranks, now, others_run=bool(self.books.running))
 
     def awaits_orphans(self, now: float) -> bool:
         """Whether ranks may live on after the command, and be stopped yet."""

@@ -137,17 +137,18 @@ def test_no_rank_ends_before_the_last_hold_does() -> None:
     desk.take()
     desk.wait(1)
     desk.receive((0, 2), messages.Ack(1, abort=True), messages.Bye(2, "aborted", ""))
-    assert desk.sent(0, messages.Stay) == []
+    assert desk.sent(0, messages.Stay) == [messages.Stay(309.0)]
+    desk.take()
     desk.receive(1, makers.beat(0, 0, 1))
-    for rank in range(4):
-        assert desk.sent(rank, messages.Stay) == [messages.Stay(0.0)]
+    for rank in range(4):  # the grace begins; ranks 0 and 2 have closed
+        assert desk.sent(rank, messages.Stay) == [messages.Stay(0.0 if rank in (1, 3) else 10.0)]
 
 
 def test_a_rank_that_fails_while_another_one_saves_stays() -> None:
     desk = connected(2, hold_limit=300)
     desk.receive(1, replace(makers.beat(0, 0, 1), holds=True))
     desk.receive(0, messages.Bye(1, "failed", "ValueError: no data"))
-    assert desk.sent(0, messages.Stay) == [messages.Stay(300.0)]
+    assert desk.sent(0, messages.Stay) == [messages.Stay(310.0)]  # the limit, and the grace
 
 
 def test_a_rank_that_connects_anew_while_another_one_saves_is_told_again() -> None:
@@ -179,7 +180,10 @@ def test_a_hold_is_waited_for_up_to_the_limit_and_is_no_loss() -> None:
     desk.receive(1, replace(makers.beat(0, 0, 1), holds=True))
     desk.receive(0, messages.Tripped(1, makers.trip()), messages.Bye(2, "aborted", ""))
     desk.wait(4.9)
-    assert desk.sent(0, messages.Stay)[1:] == []
+    assert desk.sent(0, messages.Stay) == [messages.Stay(5.0), messages.Stay(15.0)]
+    desk.take()
+    desk.wait(9.9)
+    assert desk.sent(0, messages.Stay) == []
     desk.wait(0.5)
-    assert desk.sent(0, messages.Stay)[1:] == [messages.Stay(0.0)]
+    assert desk.sent(0, messages.Stay) == [messages.Stay(0.0)]
     assert desk.run.ranks[1].is_running

@@ -1,0 +1,108 @@
+"""What each signal to ``rankwatch run`` does. One table: what ends the command, what is ours, and all others go to the command.
+
+A batch system and a user speak to the training by the process that they know: SLURM's ``--signal=B:USR1@90``, a ``kill -USR2``.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable
+from contextlib import suppress
+
+
+class Part(enum.Enum):
+    """What becomes of a signal."""
+
+    ENDS = enum.auto()
+    """The first of these ends the command, the second kills it, the third ends the wait for its ranks."""
+    OURS = enum.auto()
+    """It is about this process alone, or nobody can take it."""
+    PASSED_ON = enum.auto()
+    """The command is sent the same, once. Nothing is decided by it, in whatever order it comes with the others."""
+
+
+_PARTS = {
+    Part.ENDS: ("SIGTERM", "SIGHUP", "SIGINT"),
+    Part.OURS: (
+        *("SIGKILL", "SIGSTOP"),  # nobody can take them
+        *("SIGTSTP", "SIGTTIN", "SIGTTOU"),  # the terminal's, which stop all processes of the job alike
+        *("SIGCHLD", "SIGPIPE"),  # what this process itself does brings them
+        *("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTRAP", "SIGSYS", "SIGXFSZ"),  # its own faults
+    ),
+}
+_OF_NUMBER = {int(getattr(signal, name)): part for part, names in _PARTS.items() for name in names}
+
+
+def part_of(number: int) -> Part:
+    return _OF_NUMBER.get(number, Part.PASSED_ON)
+
+
+def heeded() -> list[int]:
+    """The signals that are handled here.
+
+    Under nohup SIGHUP stays ignored, and the command inherits that; so with all others. But a shell's script has its background
+    processes ignore SIGINT, and job scripts send it all the same.
+    """
+    always = signal.SIGTERM, signal.SIGINT
+    mine = (number for number in signal.valid_signals() if part_of(number) is not Part.OURS)
+    return sorted(number for number in mine if number in always or signal.getsignal(number) is signal.SIG_DFL)
+
+
+_BYSTANDER = """
+import os, signal, sys
+for number in map(int, sys.argv[1:]):
+    signal.signal(number, lambda number, frame: os.write(1, bytes([number])))
+for number in signal.SIGTERM, signal.SIGHUP, signal.SIGINT:
+    signal.signal(number, signal.SIG_IGN)
+while os.read(0, 1):
+    pass
+"""
+
+PATIENCE = 0.2
+"""Seconds in which the bystander tells of a signal that came to it, too. A late word has the command get the signal twice."""
+
+
+class Bystander:
+    """A process that tells which signals come to all processes of the job, as from a terminal, or from SLURM's ``--signal``.
+
+    The command has those already: a handler that saves a checkpoint must not run twice. It ends with this process.
+    """
+
+    def __init__(self, numbers: Iterable[int]) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._seen = Counter[int]()
+        with suppress(OSError):  # no more processes, say: the command is sent all signals
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _BYSTANDER, *map(str, numbers)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                bufsize=0,
+            )
+
+    def has_seen(self, number: int) -> bool:
+        """Whether this signal, which has come to us, has come to all. For a signal's handler, too."""
+        until = time.monotonic() + PATIENCE
+        while self._process is not None and self._process.stdout is not None and not self._seen[number]:
+            if not select.select([self._process.stdout], [], [], max(0.0, until - time.monotonic()))[0]:
+                break
+            said = os.read(self._process.stdout.fileno(), 64)
+            if not said:  # it was not ready yet, and has ended by the signal
+                process, self._process = self._process, None
+                return process.wait() == -number
+            self._seen.update(said)
+        has_seen = self._seen[number] > 0
+        self._seen[number] -= has_seen
+        return has_seen
+
+    def close(self) -> None:
+        if self._process is not None:
+            with self._process:
+                self._process.kill()
+            self._process = None
