@@ -1,0 +1,178 @@
+"""The first collective of a group that its members did not call alike, and its words. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rankwatch.shared.str_enum import StrEnum
+from rankwatch.shared.types.calls import CollectiveCall
+from rankwatch.shared.words.text import name_spans
+
+NAMED = 64
+"""Ranks of a side that are named."""
+
+SHOWN = 3
+"""Sides that a sentence shows."""
+
+IN_STEP = 2
+"""Calls that must be alike again after one call more, before it is said that it was one more."""
+
+
+class How(StrEnum):
+    """In what way the members of a group differ."""
+
+    OTHER = "other"
+    """They called different collectives."""
+    MORE = "more"
+    """The odd side called one that the others did not, and then the same as they."""
+    FEWER = "fewer"
+    """The odd side left out one that the others called."""
+    AWAITED = "awaited"
+    """All called the same, as far as each has come: the odd side has not called the next one yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """``count`` ranks that did the same, of which the first are named.
+
+    ``what`` is empty where they have not called it. ``site`` is then where they are instead, if that is known.
+    """
+
+    ranks: tuple[int, ...]
+    count: int
+    what: str
+    site: str
+
+    @property
+    def call(self) -> str:
+        return f"{self.what} at {self.site}" if self.site else self.what
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The call of this ``number`` in the group is not the same on all members. ``sides``: the odd one first.
+
+    ``is_first``: all before were equal; else earlier ones are not known any more.
+    """
+
+    group: int
+    name: str
+    number: int
+    how: How
+    sides: tuple[Side, ...]
+    is_first: bool = True
+
+    @property
+    def odd(self) -> Side:
+        return self.sides[0]
+
+    @property
+    def has_odd(self) -> bool:
+        """Whether one side is smaller than all others, or has not called what the others have."""
+        return self.how is How.AWAITED or all(self.odd.count < other.count for other in self.sides[1:])
+
+    @property
+    def text(self) -> str:
+        return describe(self)
+
+
+class Tail(NamedTuple):
+    """What a rank has called: ``calls`` from the number ``first`` on, of ``count`` in all."""
+
+    first: int
+    count: int
+    calls: Sequence[CollectiveCall]
+
+    @property
+    def end(self) -> int:
+        """The number of the last call that is told."""
+        return self.first + len(self.calls) - 1
+
+    def at(self, number: int) -> CollectiveCall | None:
+        place = number - self.first
+        return self.calls[place] if 0 <= place < len(self.calls) else None
+
+
+class Compared(NamedTuple):
+    """``number``: of the first call that differs; 0: none does. ``begin`` and ``end``: what all have told."""
+
+    number: int
+    begin: int
+    end: int
+
+
+def compare(tails: Collection[Tail]) -> Compared:
+    """Of two tails or more."""
+    begin, end = max(tail.first for tail in tails), min(tail.end for tail in tails)
+    for number in range(begin, end + 1):
+        if len({call.signature for tail in tails if (call := tail.at(number)) is not None}) > 1:
+            return Compared(number, begin, end)
+    return Compared(0, begin, end)
+
+
+def sides_at(number: int, tails: Mapping[int, Tail], also: Mapping[int, Collection[int]]) -> tuple[Side, ...]:
+    """By what they called at this number, the smallest side first. ``also``: by a rank, others that called the same."""
+    found: dict[int, tuple[CollectiveCall, set[int]]] = {}
+    for rank, tail in sorted(tails.items()):
+        if (call := tail.at(number)) is not None:
+            found.setdefault(call.signature, (call, set()))[1].update({rank}, also.get(rank, ()))
+    sides = [side_of(ranks, call.what, call.site) for call, ranks in found.values()]
+    return tuple(sorted(sides, key=lambda side: (side.count, side.ranks)))
+
+
+def side_of(ranks: Iterable[int], what: str, site: str) -> Side:
+    ordered = sorted(ranks)
+    return Side(tuple(ordered[:NAMED]), len(ordered), what, site)
+
+
+def how_they_differ(number: int, odd: Tail, other: Tail) -> How:
+    """Whether one of two that differ at this number goes on as the other one does, but for one call."""
+    if _goes_on(odd, number + 1, other, number):
+        return How.MORE
+    return How.FEWER if _goes_on(other, number + 1, odd, number) else How.OTHER
+
+
+def _goes_on(one: Tail, begin: int, other: Tail, at: int) -> bool:
+    length = min(one.end - begin, other.end - at) + 1
+    pairs = [(one.at(begin + step), other.at(at + step)) for step in range(length)]
+    alike = [a is not None and b is not None and a.signature == b.signature for a, b in pairs]
+    return len(alike) >= IN_STEP and all(alike)
+
+
+_SAID = {
+    How.OTHER: "called another collective than {others}",
+    How.MORE: "called a collective that {others} did not",
+    How.FEWER: "left out a collective that {others} called",
+}
+
+
+def describe(found: Difference) -> str:
+    """The difference in a sentence."""
+    odd, other = found.sides[:2]
+    nth, others = ordinal(found.number), _name(other)
+    if found.how is How.AWAITED:
+        where = f": {'it is' if odd.count == 1 else 'they are'} at {odd.site}" if odd.site else ""
+        has = "has" if odd.count == 1 else "have"
+        return (
+            f"all called the same; {_name(odd)} {has} not called the {nth} of {found.name} ({other.call} on {others}){where}"
+        )
+    before = f"they were equal up to the {ordinal(found.number - 1)}" if found.number > 1 else "it was the first one"
+    before = before if found.is_first else "what they called before is not known any more"
+    if len(found.sides) > 2:
+        sides = "; ".join(f"{side.call} on {_name(side)}" for side in found.sides[:SHOWN])
+        return f"ranks called different collectives: the {nth} of {found.name} is {sides}; {before}"
+    what, its = _SAID[found.how].format(others=others), "its" if odd.count == 1 else "their"
+    return f"{_name(odd)} {what}: {its} {nth} of {found.name} is {odd.call}; that of {others} is {other.call}; {before}"
+
+
+def _name(side: Side) -> str:
+    more = side.count - len(side.ranks)
+    return name_spans(side.ranks) + (f" and {more} more" if more else "")
+
+
+def ordinal(number: int) -> str:
+    """``5,128th``."""
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number:,}{ending}"
