@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeAlias
 
 from rankwatch.shared.str_enum import StrEnum
 from rankwatch.shared.types.calls import CollectiveCall
@@ -34,10 +34,10 @@ class How(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class Callers:
     """``count`` ranks that did the same, of which the first are named.
 
-    ``what`` is empty where they have not called it. ``site`` is then where they are instead, if that is known.
+    ``what`` is empty where they have not called it. ``site`` then says where they are instead, if that is known.
     """
 
     ranks: tuple[int, ...]
@@ -51,7 +51,7 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class UnequalCalls:
     """The call of this ``number`` in the group is not the same on all members. ``sides``: the odd one first.
 
     ``is_first``: all before were equal; else earlier ones are not known any more.
@@ -61,28 +61,41 @@ class Difference:
     name: str
     number: int
     how: How
-    sides: tuple[Side, ...]
+    sides: tuple[Callers, ...]
     is_first: bool = True
 
     @property
-    def odd(self) -> Side:
+    def odd(self) -> Callers:
         return self.sides[0]
 
     @property
     def has_odd(self) -> bool:
         """Whether one side is smaller than all others, or has not called what the others have."""
-        return self.how is How.AWAITED or all(self.odd.count < other.count for other in self.sides[1:])
+        return self.is_awaited or all(self.odd.count < other.count for other in self.sides[1:])
 
     @property
     def text(self) -> str:
         return describe(self)
 
+    @property
+    def elsewhere(self) -> str:
+        """The same, for a sentence that says where the ranks are."""
+        return describe(replace(self, sides=(replace(self.odd, site=""), *self.sides[1:]))) if self.is_awaited else self.text
+
+    @property
+    def is_awaited(self) -> bool:
+        return self.how is How.AWAITED
+
+
+Explain: TypeAlias = Callable[[Collection[int]], UnequalCalls | None]
+"""Why these ranks wait or have failed, as far as the collectives say."""
+
 
 class Tail(NamedTuple):
-    """What a rank has called: ``calls`` from the number ``first`` on, of ``count`` in all."""
+    """What a rank has called: ``calls`` from the number ``first`` on, of ``total`` in all."""
 
     first: int
-    count: int
+    total: int
     calls: Sequence[CollectiveCall]
 
     @property
@@ -95,7 +108,7 @@ class Tail(NamedTuple):
         return self.calls[place] if 0 <= place < len(self.calls) else None
 
 
-class Compared(NamedTuple):
+class Overlap(NamedTuple):
     """``number``: of the first call that differs; 0: none does. ``begin`` and ``end``: what all have told."""
 
     number: int
@@ -103,16 +116,16 @@ class Compared(NamedTuple):
     end: int
 
 
-def compare(tails: Collection[Tail]) -> Compared:
+def compare(tails: Collection[Tail]) -> Overlap:
     """Of two tails or more."""
     begin, end = max(tail.first for tail in tails), min(tail.end for tail in tails)
     for number in range(begin, end + 1):
         if len({call.signature for tail in tails if (call := tail.at(number)) is not None}) > 1:
-            return Compared(number, begin, end)
-    return Compared(0, begin, end)
+            return Overlap(number, begin, end)
+    return Overlap(0, begin, end)
 
 
-def sides_at(number: int, tails: Mapping[int, Tail], also: Mapping[int, Collection[int]]) -> tuple[Side, ...]:
+def sides_at(number: int, tails: Mapping[int, Tail], also: Mapping[int, Collection[int]]) -> tuple[Callers, ...]:
     """By what they called at this number, the smallest side first. ``also``: by a rank, others that called the same."""
     found: dict[int, tuple[CollectiveCall, set[int]]] = {}
     for rank, tail in sorted(tails.items()):
@@ -122,9 +135,9 @@ def sides_at(number: int, tails: Mapping[int, Tail], also: Mapping[int, Collecti
     return tuple(sorted(sides, key=lambda side: (side.count, side.ranks)))
 
 
-def side_of(ranks: Iterable[int], what: str, site: str) -> Side:
+def side_of(ranks: Iterable[int], what: str, site: str) -> Callers:
     ordered = sorted(ranks)
-    return Side(tuple(ordered[:NAMED]), len(ordered), what, site)
+    return Callers(tuple(ordered[:NAMED]), len(ordered), what, site)
 
 
 def how_they_differ(number: int, odd: Tail, other: Tail) -> How:
@@ -148,12 +161,12 @@ _SAID = {
 }
 
 
-def describe(found: Difference) -> str:
+def describe(found: UnequalCalls) -> str:
     """The difference in a sentence."""
     odd, other = found.sides[:2]
     nth, others = ordinal(found.number), _name(other)
-    if found.how is How.AWAITED:
-        where = f": {'it is' if odd.count == 1 else 'they are'} at {odd.site}" if odd.site else ""
+    if found.is_awaited:
+        where = f": {odd.site}" if odd.site else ""
         has = "has" if odd.count == 1 else "have"
         return (
             f"all called the same; {_name(odd)} {has} not called the {nth} of {found.name} ({other.call} on {others}){where}"
@@ -167,7 +180,7 @@ def describe(found: Difference) -> str:
     return f"{_name(odd)} {what}: {its} {nth} of {found.name} is {odd.call}; that of {others} is {other.call}; {before}"
 
 
-def _name(side: Side) -> str:
+def _name(side: Callers) -> str:
     more = side.count - len(side.ranks)
     return name_spans(side.ranks) + (f" and {more} more" if more else "")
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from rankwatch.shared.bounded import BoundedDict
 
-from .differs import Compared, Difference, How, Tail, compare, how_they_differ, side_of, sides_at
+from .differs import How, Overlap, Tail, UnequalCalls, compare, how_they_differ, side_of, sides_at
 
 MOST_POINTS, MOST_OF_REFERENCE = 64, 512
 """Points of a member since it was last known to be equal, and of the reference. A rank whose messages come that much later than
@@ -35,7 +35,7 @@ UNMET, MOST_UNMET = 2, 256
 up to the most: some groups are healthy so."""
 
 
-NOTHING = Compared(0, 0, 0)
+NOTHING = Overlap(0, 0, 0)
 
 
 class Question(NamedTuple):
@@ -55,6 +55,8 @@ class Member:
     count: int = 0
     equal: int = 0
     points: BoundedDict[int, int] = field(default_factory=lambda: BoundedDict(MOST_POINTS))
+    last_words: Tail | None = None
+    """Its last calls, which it told as it failed: it answers no more."""
     unmet: int = 0
     first: int = 0
     passed: int = 0
@@ -92,7 +94,7 @@ class Sequence:
     name: str = ""
     size: int = 0
     reference: int = -1
-    found: Difference | None = None
+    found: UnequalCalls | None = None
     inquiry: Inquiry | None = None
     _digests: BoundedDict[int, int] = field(default_factory=lambda: BoundedDict(MOST_OF_REFERENCE))
     """The reference's, by count."""
@@ -179,11 +181,17 @@ class Sequence:
         if self.inquiry is not None:
             self.inquiry.asked.discard(rank)
             self.inquiry.tails.pop(rank, None)
-        if rank == self.reference and self.members:
-            self._refer_to(max(self.members, key=lambda other: (self.members[other].equal, -other)))
+        if rank == self.reference:
+            self.resign(rank, lambda _: True)
+
+    def resign(self, rank: int, goes_on: Callable[[int], bool]) -> None:
+        """The rank calls nothing more: if it is the reference, another one is from now on, of those that go on."""
+        others = [other for other in self.members if other != rank and goes_on(other)]
+        if rank == self.reference and others:
+            self._refer_to(max(others, key=lambda other: (self.members[other].equal, -other)))
 
     def _refer_to(self, rank: int) -> None:
-        """What is known to be equal to the old reference is equal to this one, as no member is known to be equal beyond it."""
+        """No other member is known to be equal to the old reference beyond this one."""
         self.reference, member = rank, self.members[rank]
         points = dict(member.points)
         self._odd.pop(rank, None)
@@ -225,9 +233,10 @@ class Sequence:
         self, first: Collection[int], can_answer: Callable[[int], bool], now: float, *, is_pressed: bool
     ) -> list[Question]:
         needed = [rank for rank in dict.fromkeys(first) if rank in self.members and can_answer(rank)][:ASKED]
-        if not needed:
+        known = [*needed, *(rank for rank, member in self.members.items() if member.last_words is not None)]
+        if not known:
             return []
-        base = min((self.members[rank].equal for rank in needed if rank != self.reference), default=self._least_equal)
+        base = min((self.members[rank].equal for rank in known if rank != self.reference), default=self._least_equal)
         rest = (rank for rank in self.members if rank not in needed and can_answer(rank))
         also = islice((rank for rank in rest if self.members[rank].equal >= base), ASKED - len(needed))
         self.inquiry = Inquiry(base + 1, {*needed, *also}, now, is_pressed)
@@ -238,6 +247,17 @@ class Sequence:
         """Up to which number all members are known to be equal; 0, if none but the reference has told anything."""
         return min((member.equal for rank, member in self.members.items() if rank != self.reference), default=0)
 
+    @property
+    def is_even(self) -> bool:
+        """Whether all members are known to have called the same, all of it."""
+        last = self.members[self.reference].count
+        return len(self.members) == self.size and all(one.count == one.equal == last for one in self.members.values())
+
+    def behind(self, rank: int) -> list[int]:
+        """The members that have called less than this one."""
+        count = self.members[rank].count
+        return [other for other, member in self.members.items() if member.count < count]
+
     # --- what they answer ---------------------------------------------------------------------------------------------
 
     def answer(self, rank: int, name: str, size: int, tail: Tail) -> None:
@@ -245,16 +265,25 @@ class Sequence:
         if self.inquiry is not None and rank in self.inquiry.asked:
             self.inquiry.asked.discard(rank)
             self.inquiry.tails[rank] = tail
-            self.name, self.size = self.name or name, self.size or size
-            self.members[rank].count = max(self.members[rank].count, tail.count)
+            self._learn(rank, name, size, tail)
 
-    def conclude(self, now: float) -> Iterator[Question | Difference]:
+    def take_last_words(self, rank: int, name: str, size: int, tail: Tail) -> None:
+        """A member fails, and will answer no more."""
+        self.members[rank].last_words = tail
+        self._learn(rank, name, size, tail)
+
+    def _learn(self, rank: int, name: str, size: int, tail: Tail) -> None:
+        self.name, self.size = self.name or name, self.size or size
+        self.members[rank].count = max(self.members[rank].count, tail.total)
+
+    def conclude(self, now: float) -> Iterator[Question | UnequalCalls]:
         """What the answers say, once all are here or late: whom to ask for more, or that they differ."""
         inquiry = self.inquiry
         if inquiry is None or not inquiry.is_over(now):
             return
         self.inquiry = None
-        told = {rank: tail for rank, tail in inquiry.tails.items() if tail.calls}
+        words = {rank: one.last_words for rank, one in self.members.items() if one.last_words is not None}
+        told = {rank: tail for rank, tail in (inquiry.tails | words).items() if tail.end >= inquiry.first and tail.calls}
         compared = compare(told.values()) if len(told) > 1 else NOTHING
         if compared.number:
             self.found = self._difference(inquiry, told, compared)
@@ -264,14 +293,14 @@ class Sequence:
             for rank in told:
                 if rank != self.reference:
                     self._set_equal(rank, compared.end)
-        goes_on = {rank for rank, tail in told.items() if tail.count > compared.end}
+        goes_on = {rank for rank, tail in told.items() if tail.total > compared.end and rank not in words}
         is_wanted = inquiry.is_pressed or any(rank in self._odd for rank in told)
-        if is_wanted and len(told) > 1 and len(goes_on) == len(told) and compared.end >= inquiry.first:
+        if is_wanted and len(goes_on) == len(told) > 1 and compared.end >= inquiry.first:
             self.inquiry = Inquiry(compared.end + 1, goes_on, now, inquiry.is_pressed)
             yield from (Question(rank, compared.end + 1) for rank in sorted(goes_on))
             return
         self._rest(told, now, is_complete=not inquiry.asked)
-        if inquiry.is_pressed and (found := self._awaited(inquiry.tails)) is not None:
+        if inquiry.is_pressed and (found := self._awaited(told)) is not None:
             yield found
 
     def _rest(self, told: Mapping[int, Tail], now: float, *, is_complete: bool) -> None:
@@ -287,7 +316,7 @@ class Sequence:
             del self._odd[rank]
             self._apart.add(rank)
 
-    def _difference(self, inquiry: Inquiry, told: Mapping[int, Tail], compared: Compared) -> Difference:
+    def _difference(self, inquiry: Inquiry, told: Mapping[int, Tail], compared: Overlap) -> UnequalCalls:
         number = compared.number
         sides = sides_at(number, told, self._alike(number, told))
         odd, other = (told[next(rank for rank in side.ranks if rank in told)] for side in sides[:2])
@@ -295,7 +324,7 @@ class Sequence:
         if how is How.FEWER and sides[0].count == sides[1].count:
             how, sides = How.MORE, sides[::-1]
         is_first = number > compared.begin or compared.begin <= inquiry.first
-        return Difference(self.group, self.name, number, how, sides, is_first)
+        return UnequalCalls(self.group, self.name, number, how, sides, is_first)
 
     def _alike(self, number: int, told: Mapping[int, Tail]) -> dict[int, set[int]]:
         """By a rank that has told its calls, the others whose digests say that they called the same up to this number."""
@@ -317,7 +346,7 @@ class Sequence:
                 alike[like].add(rank)
         return alike
 
-    def _awaited(self, tails: Mapping[int, Tail]) -> Difference | None:
+    def _awaited(self, tails: Mapping[int, Tail]) -> UnequalCalls | None:
         """All called the same, as far as each has come: who is behind; None: nobody."""
         counts = dict.fromkeys(self.everyone if self.size == len(self.everyone) else (), 0)
         counts |= {rank: member.count for rank, member in self.members.items()}
@@ -328,4 +357,4 @@ class Sequence:
             return None
         behind = side_of((rank for rank, count in counts.items() if count == least), "", "")
         ahead = side_of((rank for rank, count in counts.items() if count > least), call.what, call.site)
-        return Difference(self.group, self.name, least + 1, How.AWAITED, (behind, ahead))
+        return UnequalCalls(self.group, self.name, least + 1, How.AWAITED, (behind, ahead))

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwatch.shared.types.calls import MAX_CALLS, CollectiveCall
-from rankwatch_monitor.decide.calls.differs import Difference, How, Tail
+from rankwatch_monitor.decide.calls.differs import How, Tail, UnequalCalls
 from rankwatch_monitor.decide.calls.sequence import ANSWERS_WITHIN, MOST_POINTS, Question, Sequence
 
 KEPT = 1024
@@ -33,7 +33,7 @@ class Group:
     def __post_init__(self) -> None:
         self.called = [0 for _ in self.kinds]
         self.sequence = Sequence(7, range(len(self.kinds)))
-        self.found: list[Difference] = []
+        self.found: list[UnequalCalls] = []
         self.asked = 0
         self.now = 0.0
         self.mute: set[int] = set()
@@ -58,7 +58,7 @@ class Group:
             if self.mute:
                 self.now += ANSWERS_WITHIN + 1
             told = list(self.sequence.conclude(self.now))
-            self.found += [one for one in told if isinstance(one, Difference)]
+            self.found += [one for one in told if isinstance(one, UnequalCalls)]
             questions = [one for one in told if isinstance(one, Question)]
 
     def _tail(self, rank: int, first: int) -> Tail:
@@ -111,7 +111,9 @@ def test_one_change_on_one_rank_is_found_with_its_number_and_sides(data: st.Data
         group.call(rank, count + shift if has_changed else count)
     expected = first_difference(group.kinds[odd], group.kinds[(odd + 1) % world])
     is_seen_at_once = change == "replace" or 4 in kinds
-    if group.sequence.found is None and not is_seen_at_once:  # an equal call more shows only later, where points that meet none are asked for seldom
+    if (
+        group.sequence.found is None and not is_seen_at_once
+    ):  # an equal call more shows only later, where points that meet none are asked for seldom
         group.press(*range(world))
     assert group.sequence.found is not None or not is_seen_at_once
     found = group.sequence.found
