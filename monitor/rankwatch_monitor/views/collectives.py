@@ -17,7 +17,7 @@ def fields(report: Report) -> list[tuple[str, str]]:
     told = [one.text for one in report.collectives if not _is_said(one, report)]
     hidden = len(told[MAX_GROUPS:]) + report.collectives_unkept
     more = [f"and {hidden} more groups: report.json has up to {len(report.collectives)}"] if hidden else []
-    return [("collectives", "\n".join([*told[:MAX_GROUPS], *more]))] if told else []
+    return [("calls", "\n".join([*told[:MAX_GROUPS], *more]))] if told else []
 
 
 def summary(report: Report) -> str:

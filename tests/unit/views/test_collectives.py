@@ -26,7 +26,7 @@ def report(**changes: object) -> Report:
 def test_each_group_is_told_once_and_few_of_many() -> None:
     told = report(collectives=tuple(replace(DIFFERS, group=group) for group in range(6)), collectives_unkept=3)
     (line,) = collectives.fields(told)
-    assert line[0] == "collectives"
+    assert line[0] == "calls"
     assert line[1].split("\n")[0] == DIFFERS.text
     assert line[1].split("\n")[4:] == ["and 5 more groups: report.json has up to 6"]
     assert collectives.summary(told) == f"{DIFFERS.text} (and 8 more groups)"

@@ -12,6 +12,12 @@ from .fields import string
 MAX_TOLD = 8
 """Groups of one BATCH or BEAT: of more, the next ones tell the rest."""
 
+MAX_PARTING = 16
+"""Groups of which a process tells as it ends."""
+
+LAST_WORDS = 0
+"""The number of such a RECOUNTED: it answers no RECOUNT."""
+
 MAX_CALLS = 64
 """Calls of one answer."""
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from rankwatch.shared.link.allowance import Allowance
-from rankwatch.shared.types.calls import GroupCount
+from rankwatch.shared.types.calls import LAST_WORDS, GroupCount
 from rankwatch.shared.types.messages import Recount, Recounted
 
 from ..core.books import Books, Desk, Worry
@@ -26,9 +26,6 @@ MOST_KEPT = 16
 
 QUESTIONS_PER_SECOND, QUESTIONS_AT_ONCE = 4.0, 256.0
 """To all ranks of a run. An answer has up to 16 KB."""
-
-LAST_WORDS = 0
-"""The number of an answer to no question: a rank that fails tells its last calls before it says goodbye."""
 
 
 @dataclass(slots=True)
@@ -94,7 +91,7 @@ class CallsDesk(Desk):
             self._forget(rank, oldest)
         groups[group] = None
         if group not in self.groups:
-            self.groups[group] = Sequence(group, range(self.books.world_size))
+            self.groups[group] = Sequence(group)
         return self.groups[group]
 
     def _forget(self, rank: int, group: int) -> None:
@@ -118,9 +115,9 @@ class CallsDesk(Desk):
         for number, first in questions:
             yield Send(self.books.ranks[number].peer, Recount(self._number, sequence.group, first))
 
-    def _conclude(self, sequence: Sequence, now: float) -> Iterator[Effect | Worry]:
+    def _conclude(self, sequence: Sequence, now: float, *, ended: bool = False) -> Iterator[Effect | Worry]:
         questions: list[Question] = []
-        for one in sequence.conclude(now):
+        for one in sequence.conclude(now, ended=ended):
             if isinstance(one, Question):
                 questions.append(one)
             elif one.is_awaited:
@@ -129,13 +126,17 @@ class CallsDesk(Desk):
                 yield from self._tell(one, now)
         yield from self._send(sequence, questions, now)
 
-    def press(self, ranks: Collection[int], now: float) -> Iterator[Effect]:
-        """Asks, because these ranks wait or have failed, who has called what in their groups."""
+    def press(self, ranks: Collection[int], now: float, *, is_stall: bool = False) -> Iterator[Effect]:
+        """Asks, because these ranks wait or have failed, who has called what in their groups.
+
+        ``is_stall``: and nothing has moved for long, so that all have told what they have called.
+        """
+        everyone = range(self.books.world_size) if is_stall else ()
         groups = dict.fromkeys(group for rank in ranks for group in self._of_ranks.get(rank, ()))
         for sequence in (self.groups[group] for group in groups):
             is_open = sequence.found is None and sequence.inquiry is None and not sequence.is_even
             if is_open and self._questions.has(now):
-                yield from self._send(sequence, sequence.press(ranks, self._can_answer, now), now)
+                yield from self._send(sequence, sequence.press(ranks, self._can_answer, now, everyone), now)
 
     @property
     def are_awaited(self) -> bool:
@@ -144,15 +145,15 @@ class CallsDesk(Desk):
 
     # --- as time passes -----------------------------------------------------------------------------------------------
 
-    def look(self, now: float, stall: Stall | None, stacks: Stacks) -> Iterator[Effect | Worry]:
-        """``stacks``: where the ranks of a stall are."""
+    def look(self, now: float, stall: Stall | None, stacks: Stacks, *, ended: bool) -> Iterator[Effect | Worry]:
+        """``stacks``: where the ranks of a stall are; ``ended``: no answer is waited for."""
         for sequence in list(self.groups.values()):
             if sequence.inquiry is not None:
-                yield from self._conclude(sequence, now)
+                yield from self._conclude(sequence, now, ended=ended)
         if stall is not None and (self._pressed is None or self._pressed.ranks != stall.ranks):
             self._pressed = stall
-            yield from self.press((*stall.ranks, *stall.waiting), now)
-        if self._awaited and not (self.are_awaited or stacks.are_awaited(now)):
+            yield from self.press((*stall.ranks, *stall.waiting), now, is_stall=True)
+        if self._awaited and (ended or not (self.are_awaited or stacks.are_awaited(now))):
             where = {one.rank: f"it is at {one.waits}" for one in stacks.all() if one.waits}
             for one in self._awaited:
                 odd = replace(one.odd, site=self._where(one.odd.ranks, where))

@@ -142,9 +142,10 @@ def side_of(ranks: Iterable[int], what: str, site: str) -> Callers:
 
 def how_they_differ(number: int, odd: Tail, other: Tail) -> How:
     """Whether one of two that differ at this number goes on as the other one does, but for one call."""
-    if _goes_on(odd, number + 1, other, number):
-        return How.MORE
-    return How.FEWER if _goes_on(other, number + 1, odd, number) else How.OTHER
+    has_more, has_fewer = _goes_on(odd, number + 1, other, number), _goes_on(other, number + 1, odd, number)
+    if has_more == has_fewer:  # where calls repeat themselves, both may be so
+        return How.OTHER
+    return How.MORE if has_more else How.FEWER
 
 
 def _goes_on(one: Tail, begin: int, other: Tail, at: int) -> bool:

@@ -56,7 +56,7 @@ class Member:
     equal: int = 0
     points: BoundedDict[int, int] = field(default_factory=lambda: BoundedDict(MOST_POINTS))
     last_words: Tail | None = None
-    """Its last calls, which it told as it failed: it answers no more."""
+    """What it told as it ended, perhaps with its last calls: it answers no more."""
     unmet: int = 0
     first: int = 0
     passed: int = 0
@@ -77,6 +77,8 @@ class Inquiry:
     asked: set[int]
     begun_at: float
     is_pressed: bool = False
+    silent: tuple[int, ...] = ()
+    """Members that have called nothing yet."""
     tails: dict[int, Tail] = field(default_factory=dict)
 
     def is_over(self, now: float) -> bool:
@@ -88,8 +90,6 @@ class Sequence:
     """One process group; ``group`` is its key."""
 
     group: int
-    everyone: range = range(0)
-    """The ranks of the run."""
     members: dict[int, Member] = field(default_factory=dict)
     name: str = ""
     size: int = 0
@@ -224,10 +224,19 @@ class Sequence:
         suspect = self._suspect()
         return [] if suspect is None else self._begin((self.reference, suspect), can_answer, now, is_pressed=False)
 
-    def press(self, first: Collection[int], can_answer: Callable[[int], bool], now: float) -> list[Question]:
-        """Begins to ask because ranks stall: these first."""
+    def press(
+        self, first: Collection[int], can_answer: Callable[[int], bool], now: float, everyone: Collection[int] = ()
+    ) -> list[Question]:
+        """Begins to ask because ranks stall or have failed: these first, and those that are behind.
+
+        ``everyone``: all ranks, if each that has called anything has told so.
+        """
         last = sorted(self.members, key=lambda rank: self.members[rank].count)
-        return self._begin((self.reference, *last[:1], *last[-1:], *first), can_answer, now, is_pressed=True)
+        wanted = self.reference, *last[:2], *last[-1:], *first, *last
+        questions = self._begin(wanted, can_answer, now, is_pressed=True)
+        if self.inquiry is not None:
+            self.inquiry.silent = tuple(rank for rank in everyone if rank not in self.members)
+        return questions
 
     def _begin(
         self, first: Collection[int], can_answer: Callable[[int], bool], now: float, *, is_pressed: bool
@@ -268,7 +277,7 @@ class Sequence:
             self._learn(rank, name, size, tail)
 
     def take_last_words(self, rank: int, name: str, size: int, tail: Tail) -> None:
-        """A member fails, and will answer no more."""
+        """A member ends, and will answer no more."""
         self.members[rank].last_words = tail
         self._learn(rank, name, size, tail)
 
@@ -276,14 +285,15 @@ class Sequence:
         self.name, self.size = self.name or name, self.size or size
         self.members[rank].count = max(self.members[rank].count, tail.total)
 
-    def conclude(self, now: float) -> Iterator[Question | UnequalCalls]:
-        """What the answers say, once all are here or late: whom to ask for more, or that they differ."""
+    def conclude(self, now: float, *, ended: bool = False) -> Iterator[Question | UnequalCalls]:
+        """What the answers say, once all are here or late: whom to ask for more, or that they differ. ``ended``: all are late."""
         inquiry = self.inquiry
-        if inquiry is None or not inquiry.is_over(now):
+        if inquiry is None or not (ended or inquiry.is_over(now)):
             return
         self.inquiry = None
         words = {rank: one.last_words for rank, one in self.members.items() if one.last_words is not None}
-        told = {rank: tail for rank, tail in (inquiry.tails | words).items() if tail.end >= inquiry.first and tail.calls}
+        known = inquiry.tails | words
+        told = {rank: tail for rank, tail in known.items() if tail.end >= inquiry.first and tail.calls}
         compared = compare(told.values()) if len(told) > 1 else NOTHING
         if compared.number:
             self.found = self._difference(inquiry, told, compared)
@@ -295,12 +305,12 @@ class Sequence:
                     self._set_equal(rank, compared.end)
         goes_on = {rank for rank, tail in told.items() if tail.total > compared.end and rank not in words}
         is_wanted = inquiry.is_pressed or any(rank in self._odd for rank in told)
-        if is_wanted and len(goes_on) == len(told) > 1 and compared.end >= inquiry.first:
+        if not ended and is_wanted and len(goes_on) == len(told) > 1 and compared.end >= inquiry.first:
             self.inquiry = Inquiry(compared.end + 1, goes_on, now, inquiry.is_pressed)
             yield from (Question(rank, compared.end + 1) for rank in sorted(goes_on))
             return
         self._rest(told, now, is_complete=not inquiry.asked)
-        if inquiry.is_pressed and (found := self._awaited(told)) is not None:
+        if inquiry.is_pressed and (found := self._awaited(known, inquiry.silent)) is not None:
             yield found
 
     def _rest(self, told: Mapping[int, Tail], now: float, *, is_complete: bool) -> None:
@@ -346,15 +356,17 @@ class Sequence:
                 alike[like].add(rank)
         return alike
 
-    def _awaited(self, tails: Mapping[int, Tail]) -> UnequalCalls | None:
-        """All called the same, as far as each has come: who is behind; None: nobody."""
-        counts = dict.fromkeys(self.everyone if self.size == len(self.everyone) else (), 0)
-        counts |= {rank: member.count for rank, member in self.members.items()}
-        if len(counts) < 2 or (least := min(counts.values())) == max(counts.values()):
+    def _awaited(self, known: Mapping[int, Tail], silent: Collection[int]) -> UnequalCalls | None:
+        """All called the same, as far as each has come: who is behind; None: nobody. What a rank told before may be old."""
+        counts = {rank: tail.total for rank, tail in known.items()}
+        if self.size == len(self.members) + len(silent):
+            counts |= dict.fromkeys(silent, 0)
+        if not counts or (least := min(counts.values())) == max(counts.values()):
             return None
-        call = next((call for tail in tails.values() if (call := tail.at(least + 1)) is not None), None)
+        call = next((call for tail in known.values() if (call := tail.at(least + 1)) is not None), None)
         if call is None:
             return None
         behind = side_of((rank for rank, count in counts.items() if count == least), "", "")
-        ahead = side_of((rank for rank, count in counts.items() if count > least), call.what, call.site)
-        return UnequalCalls(self.group, self.name, least + 1, How.AWAITED, (behind, ahead))
+        further = {rank for rank, count in counts.items() if count > least}
+        further |= {rank for rank, member in self.members.items() if rank not in counts and member.count > least}
+        return UnequalCalls(self.group, self.name, least + 1, How.AWAITED, (behind, side_of(further, call.what, call.site)))

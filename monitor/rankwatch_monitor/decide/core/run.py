@@ -207,6 +207,7 @@ class Run:
             yield from self._look_for_skips(now, ended=ended or self.ending.have_all_ended(now))
         if self.ending.is_decided and not self.ending.is_published and (ended or self._is_settled(now)):
             self.ending.is_published = True
+            yield from self._look_at_calls(now, ended=True)
             self.ending.look_for_absent(now, self.calls.explain)
             yield from self._look_for_skips(now, ended=True)
             yield from self._tell_desync(now)
@@ -233,11 +234,14 @@ class Run:
         return is_answered and not (self.stalls.stacks.are_awaited(now) or self.calls.are_awaited)
 
     def _look_for_stall(self, now: float, *, ended: bool = False) -> Iterator[Effect]:
-        stalls = self.stalls
-        yield from self.tell_calls(self.calls.look(now, stalls.watch.stall, stalls.stacks), now)
-        is_awaited = self.calls.are_awaited
-        told = stalls.look(now, self.calls.explain, is_awaited, is_open=self.ending.state.is_open, ended=ended)
+        yield from self._look_at_calls(now, ended=ended)
+        is_open, is_awaited = self.ending.state.is_open, self.calls.are_awaited
+        told = self.stalls.look(now, self.calls.explain, is_awaited, is_open=is_open, ended=ended)
         yield from self._carry_out(told, Incident.STALLED, now)
+
+    def _look_at_calls(self, now: float, *, ended: bool) -> Iterator[Effect]:
+        stalls = self.stalls
+        yield from self.tell_calls(self.calls.look(now, stalls.watch.stall, stalls.stacks, ended=ended), now)
 
     def tell_calls(self, told: Iterable[Effect | Worry], now: float) -> Iterator[Effect]:
         """What the desk of collectives tells. It stops no rank."""

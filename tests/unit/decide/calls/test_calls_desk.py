@@ -8,8 +8,8 @@ from typing import Any
 import makers
 from desk import Desk, connected
 from rankwatch.shared.types import messages
-from rankwatch.shared.types.calls import MAX_CALLS, CollectiveCall, GroupCount
-from rankwatch_monitor.decide.calls.calls_desk import LAST_WORDS, MOST_GROUPS, MOST_KEPT
+from rankwatch.shared.types.calls import LAST_WORDS, MAX_CALLS, CollectiveCall, GroupCount
+from rankwatch_monitor.decide.calls.calls_desk import MOST_GROUPS, MOST_KEPT
 from rankwatch_monitor.decide.core.effects import Alert, Note, Trouble
 from rankwatch_monitor.views import as_json
 from rankwatch_monitor.views import text as as_text
@@ -113,7 +113,7 @@ def test_one_barrier_more_is_told_two_steps_later() -> None:
     train(ranks)
     assert len(ranks.at.asked(Alert)) == 1
     report = ranks.at.run.report()
-    assert f"\n  collectives {text}\n" in as_text.render_so_far(report)
+    assert f"\n  calls      {text}\n" in as_text.render_so_far(report)
     (told,) = as_json.to_dict(report)["collectives"]
     assert (told["group"], told["number"], told["how"], told["is_first"], told["text"]) == (
         "000000000000004d",
@@ -164,7 +164,7 @@ def test_a_stall_says_who_has_not_called_what_the_others_wait_in() -> None:
     assert at.sent(0, messages.Abort)[0].rank == 1
     assert not [one for one in at.asked(Alert) if one.trouble is Trouble.COLLECTIVES]
     at.end(1)
-    assert "collectives" not in as_text.render(at.run.report())  # the reason says it
+    assert "  calls " not in as_text.render(at.run.report())  # the reason says it
 
 
 def test_ranks_that_go_on_are_awaited_no_more() -> None:
@@ -187,7 +187,8 @@ def test_ranks_that_go_on_are_awaited_no_more() -> None:
 def test_a_rank_that_left_early_is_the_culprit_of_the_one_that_failed() -> None:
     ranks = ranks_of(2, steps=3)
     at = ranks.at
-    at.receive(1, messages.Bye(4, "finished", ""))
+    at.receive(1, ranks.tail(1, LAST_WORDS, 7))
+    at.receive(1, messages.Bye(4, "ended", ""))
     ranks.call(0, STEP[0])
     ranks.at.receive(0, replace(makers.beat(3, 0, 2), calls=ranks.counts(0)))
     at.receive(0, ranks.tail(0, LAST_WORDS, 1))
