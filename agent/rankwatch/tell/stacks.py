@@ -22,7 +22,7 @@ from ..shared.printable import printable
 from ..shared.system.process import age
 from ..shared.types.messages import MAX_STACK_LINE, MAX_STACK_LINES, Inspected
 from ..touch.stack import outwards
-from ..touch.whose_code import OURS, SITE, STANDARD, is_installed, owner_of, text_of
+from ..touch.whose_code import OURS, is_installed, owner_of, short, text_of
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class Place(NamedTuple):
 
     def describe(self, *, with_source: bool) -> str:
         text = text_of(self.file, self.line) if with_source else ""
-        return f"{_short(self.file)}:{self.line} in {self.code.co_name}" + (f": {text}" if text else "")
+        return f"{short(self.file)}:{self.line} in {self.code.co_name}" + (f": {text}" if text else "")
 
 
 class ThreadStack(NamedTuple):
@@ -204,7 +204,7 @@ def _describe_wait(places: list[Place], collective: str, *, with_source: bool) -
     users = next((place for place in places if not is_installed(place.file)), None)
     if not collective and (users is None or users is places[0]):
         return places[0].describe(with_source=with_source)
-    what = collective or f"{places[0].code.co_name} ({_short(places[0].file)}:{places[0].line})"
+    what = collective or f"{places[0].code.co_name} ({short(places[0].file)}:{places[0].line})"
     return what if users is None else f"{what}, called at {users.describe(with_source=with_source)}"
 
 
@@ -272,12 +272,3 @@ def _is_of_this_process(path: str) -> bool:
         return time.time() - os.path.getmtime(path) <= age()
     except OSError:
         return False
-
-
-def _short(file: str) -> str:
-    """The path as a person knows it: below the folder they work in, or below the library's."""
-    for folder in SITE:
-        if folder in file:
-            return file.rpartition(folder)[2]
-    folders = *STANDARD, *(os.path.join(path, "") for path in (os.environ.get("PWD"), *sys.path[:1]) if path)
-    return next((file[len(folder) :] for folder in folders if file.startswith(folder)), file)
