@@ -10,12 +10,13 @@ import weakref
 from collections import deque
 from collections.abc import Iterator
 from hashlib import blake2b
+from itertools import islice
 from threading import RLock
 from types import CodeType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..shared.bounded import BoundedDict
-from ..shared.types.calls import MAX_CALLS, MAX_TOLD, CollectiveCall, GroupCount
+from ..shared.types.calls import LAST_WORDS, MAX_CALLS, MAX_PARTING, MAX_TOLD, CollectiveCall, GroupCount
 from ..shared.types.messages import Counts, Recount, Recounted
 from ..shared.words.text import name_spans
 from ..touch.whose_code import short
@@ -111,6 +112,11 @@ class GroupCalls:
             numbers = range(first, min(first + MAX_CALLS, self._taken + 1))
             return first, self._taken, [call for number in numbers if (call := self._last[(number - 1) % KEPT]) is not None]
 
+    def recounted(self, number: int, first: int) -> Recounted:
+        """What is told from the call of the number ``first`` on."""
+        first, count, found = self.since(max(1, first))
+        return Recounted(number, self.key, self.name, self.size, first, count, tuple(call.describe() for call in found))
+
 
 class MetGroup(NamedTuple):
     """A group that was seen. ``calls`` is None if nobody else is in it. ``on_host``: if what is on the host has its own order."""
@@ -160,9 +166,12 @@ class CallLedger:
         calls = next((calls for calls in self.groups() if calls.key == asked.group), None)
         if calls is None:
             return Recounted(asked.number, asked.group, "", 0, asked.first, 0, ())
-        first, count, found = calls.since(asked.first)
-        told = tuple(call.describe() for call in found)
-        return Recounted(asked.number, asked.group, calls.name, calls.size, first, count, told)
+        return calls.recounted(asked.number, asked.first)
+
+    def last_words(self, *, with_calls: bool) -> Iterator[Recounted]:
+        """Of each group, as the process ends, how many collectives it has called; ``with_calls``: and the last ones."""
+        for calls in islice((calls for calls in self.groups() if calls.calls), MAX_PARTING):
+            yield calls.recounted(LAST_WORDS, calls.calls + 1 - MAX_CALLS * with_calls)
 
 
 class Teller:

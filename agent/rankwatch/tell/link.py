@@ -145,6 +145,7 @@ class Link:
         self._stop = False
         self._released = False
         self._farewell_until = 0.0
+        self._parting = ""  # how the process ends, until it has told what it called last
         self._own_time = OwnTime(time.monotonic())
         self._heard_at = self._own_time.read(time.monotonic(), 0.0)
         self._silent_for = 0.0
@@ -246,6 +247,7 @@ class Link:
         self._exit_queue.close()
         outcome = "unused" if outcome in WELL and self.is_unused() else outcome
         moment, at = self._watch.where().moment, "" if error is None else place_of(error)
+        self._parting = outcome
         self._append(lambda seq: messages.Bye(seq, outcome, text, moment, at))
         if self.run and not self.refusal:
             self._spool.wait_until_empty(FAREWELL_TIMEOUT)
@@ -357,6 +359,7 @@ class Link:
                 self._next_hello = now + HELLO_INTERVAL
                 self._has_asked = True
             return
+        self._tell_last_calls(socket)
         self._outbox.send(partial(self._send, socket))
         if (stacks := self._inspector.take()) is not None:
             self._send(socket, stacks)
@@ -412,7 +415,15 @@ class Link:
             at.first_of_step, at.settled, DEPARTURE.has_left, self.calls.news(),
         )  # fmt: skip
 
+    def _tell_last_calls(self, socket: zmq.Socket[bytes]) -> None:
+        """Before BYE: what the others wait for now, they wait for in vain. A process that only closes the watch calls more."""
+        outcome, self._parting = self._parting, ""
+        if outcome in ("ended", "failed") and self.calls.is_on:
+            for told in LEDGER.last_words(with_calls=outcome == "failed"):
+                self._send(socket, told)
+
     def _send_last(self, socket: zmq.Socket[bytes]) -> None:
+        self._tell_last_calls(socket)
         self._outbox.send(partial(self._send, socket))
         if self._online.is_set() and self._spool.is_behind:  # a rank without a BYE would count as lost
             self._spool.give_up()
