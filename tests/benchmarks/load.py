@@ -783,7 +783,7 @@ def cpu_of_calls(world_size: int, groups: int) -> float:
         for number in range(world_size):
             message = wire.decode(full)
             assert isinstance(message, messages.Batch)
-            desk.run.calls.take(desk.run.ranks[number], message.calls, float(batch), ends_step=True)
+            desk.run.calls.take(desk.run.ranks[number], message.calls, float(batch), batch)
         counted = time.process_time() - began
         began = time.process_time()
         for _ in range(world_size):

@@ -16,7 +16,7 @@ from ..core.rank import Rank
 from ..core.report import RankState, Stall
 from ..stalls.stacks import Stacks
 from .differs import Tail, UnequalCalls
-from .sequence import Question, Sequence
+from .sequence import NO_BATCH, Question, Sequence
 
 MOST_GROUPS = 16
 """Groups of a rank that are compared: those that it told of last."""
@@ -49,14 +49,17 @@ class CallsDesk(Desk):
 
     # --- what ranks send ----------------------------------------------------------------------------------------------
 
-    def take(self, rank: Rank, counts: Iterable[GroupCount], now: float, *, ends_step: bool) -> list[Effect]:
-        """A rank has called so many. As frequent as batches, and mostly without an effect, so no generator is made for it."""
+    def take(self, rank: Rank, counts: Iterable[GroupCount], now: float, batch: int = NO_BATCH) -> list[Effect]:
+        """A rank has called so many. As frequent as batches, and mostly without an effect, so no generator is made for it.
+
+        ``batch``: when this one was over; NO_BATCH: at any time.
+        """
         effects: list[Effect] = []
         if rank.fault:
             return effects
         for group, calls, digest in counts:
             sequence = self._sequence_of(rank.number, group)
-            sequence.take(rank.number, calls, digest, ends_step=ends_step)
+            sequence.take(rank.number, calls, digest, batch)
             if sequence.wants(now) and self._questions.has(now):
                 effects += self._send(sequence, sequence.ask(self._can_answer, now), now)
         return effects

@@ -140,8 +140,13 @@ def side_of(ranks: Iterable[int], what: str, site: str) -> Callers:
     return Callers(tuple(ordered[:NAMED]), len(ordered), what, site)
 
 
-def how_they_differ(number: int, odd: Tail, other: Tail) -> How:
-    """Whether one of two that differ at this number goes on as the other one does, but for one call."""
+def how_they_differ(number: int, odd: Tail, other: Tail, *, are_as_many: bool) -> How:
+    """Whether one of two that differ at this number goes on as the other one does, but for one call.
+
+    ``are_as_many``: whether both had called as many at the end of a step.
+    """
+    if are_as_many and _goes_on(odd, number + 1, other, number + 1):
+        return How.OTHER
     has_more, has_fewer = _goes_on(odd, number + 1, other, number), _goes_on(other, number + 1, odd, number)
     if has_more == has_fewer:  # where calls repeat themselves, both may be so
         return How.OTHER

@@ -24,6 +24,9 @@ MOST_POINTS, MOST_OF_REFERENCE = 64, 512
 """Points of a member since it was last known to be equal, and of the reference. A rank whose messages come that much later than
 those of another one is asked."""
 
+MOST_ENDS = 16
+"""Batches of a member whose ends are remembered: a difference is mostly found two steps later."""
+
 ASKED = 8
 """Members that tell their calls."""
 
@@ -34,6 +37,8 @@ UNMET, MOST_UNMET = 2, 256
 """Steps of a member whose points met none of the reference's before members are asked. It doubles each time that they were equal,
 up to the most: some groups are healthy so."""
 
+
+NO_BATCH = -1
 
 NOTHING = Overlap(0, 0, 0)
 
@@ -61,6 +66,8 @@ class Member:
     first: int = 0
     passed: int = 0
     """Its count at the end of its last step."""
+    ends: BoundedDict[int, int] = field(default_factory=lambda: BoundedDict(MOST_ENDS))
+    """Its counts at the ends of its last batches."""
 
     def is_equal(self, count: int) -> None:
         self.equal = max(self.equal, count)
@@ -111,11 +118,13 @@ class Sequence:
 
     # --- what ranks tell ----------------------------------------------------------------------------------------------
 
-    def take(self, rank: int, count: int, digest: int, *, ends_step: bool) -> None:
-        """A point of a member."""
+    def take(self, rank: int, count: int, digest: int, batch: int = NO_BATCH) -> None:
+        """A point of a member, when this batch was over, or a part of it; NO_BATCH: at any time."""
         member = self.members.setdefault(rank, Member())
         member.count = max(member.count, count)
-        member.passed = max(member.passed, count) if ends_step else member.passed
+        if ends_step := batch != NO_BATCH:
+            member.passed = max(member.passed, count)
+            member.ends[batch] = count
         if self.found is not None:
             return
         if self.reference not in self.members:
@@ -330,11 +339,21 @@ class Sequence:
         number = compared.number
         sides = sides_at(number, told, self._alike(number, told))
         odd, other = (told[next(rank for rank in side.ranks if rank in told)] for side in sides[:2])
-        how = how_they_differ(number, odd, other) if len(sides) == 2 else How.OTHER
+        how = How.OTHER
+        if len(sides) == 2:
+            are_as_many = self._are_as_many(number, *(side.ranks[0] for side in sides))
+            how = how_they_differ(number, odd, other, are_as_many=are_as_many)
         if how is How.FEWER and sides[0].count == sides[1].count:
             how, sides = How.MORE, sides[::-1]
         is_first = number > compared.begin or compared.begin <= inquiry.first
         return UnequalCalls(self.group, self.name, number, how, sides, is_first)
+
+    def _are_as_many(self, number: int, one: int, other: int) -> bool:
+        """Whether two members had called as many when a batch was over, the first one in which they had called this one."""
+        ends, others = self.members[one].ends, self.members[other].ends
+        return next(
+            (ends[batch] == others[batch] for batch in ends if min(ends[batch], others.get(batch, 0)) >= number), False
+        )
 
     def _alike(self, number: int, told: Mapping[int, Tail]) -> dict[int, set[int]]:
         """By a rank that has told its calls, the others whose digests say that they called the same up to this number."""

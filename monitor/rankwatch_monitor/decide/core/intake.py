@@ -103,7 +103,7 @@ class Intake:
         if isinstance(message, messages.Batch):
             effects = self.batches.take(rank, message, now)
             if message.calls:
-                effects += self.calls.take(rank, message.calls, now, ends_step=True)
+                effects += self.calls.take(rank, message.calls, now, message.summary.batch)
             if self.skips.open or not self.ending.state.is_open:
                 self._note_answers(rank)
                 effects += self.run.conclude(now)
@@ -148,7 +148,7 @@ class Intake:
             if message.first_of_step >= 0:
                 rank.settle(message.settled, message.moment.step, message.first_of_step)
             if message.calls:
-                yield from self.calls.take(rank, message.calls, now, ends_step=False)
+                yield from self.calls.take(rank, message.calls, now)
             yield from self.ending.take_beat(rank, message, now)
             if not self._note_answers(rank):  # a rank that answers an election soon hears how it ends
                 yield Send(rank.peer, rank.receipt())

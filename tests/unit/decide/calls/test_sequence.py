@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rankwatch.shared.types.calls import MAX_CALLS, CollectiveCall
 from rankwatch_monitor.decide.calls.differs import How, Tail, UnequalCalls
-from rankwatch_monitor.decide.calls.sequence import ANSWERS_WITHIN, MOST_POINTS, Question, Sequence
+from rankwatch_monitor.decide.calls.sequence import ANSWERS_WITHIN, MOST_POINTS, NO_BATCH, Question, Sequence
 
 KEPT = 1024
 
@@ -32,6 +32,7 @@ class Group:
 
     def __post_init__(self) -> None:
         self.called = [0 for _ in self.kinds]
+        self.batches = [0 for _ in self.kinds]
         self.sequence = Sequence(7)
         self.found: list[UnequalCalls] = []
         self.asked = 0
@@ -42,7 +43,8 @@ class Group:
         """A rank has called this many by now, and tells them."""
         count = self.called[rank] = min(count, len(self.kinds[rank]))
         if count:
-            self.sequence.take(rank, count, digest_of(self.kinds[rank][:count]), ends_step=ends_step)
+            batch = self.batches[rank] = self.batches[rank] + ends_step
+            self.sequence.take(rank, count, digest_of(self.kinds[rank][:count]), batch if ends_step else NO_BATCH)
         if self.sequence.wants(self.now):
             self._answer(self.sequence.ask(lambda _: True, self.now))
 
@@ -145,7 +147,7 @@ def test_equal_calls_are_never_told_whatever_the_points(data: st.DataObject) -> 
         group.call(rank, group.called[rank] + more, ends_step=data.draw(st.booleans()))
         late = data.draw(st.integers(0, group.called[rank]))
         if late:  # a batch that waited in a spool
-            group.sequence.take(rank, late, digest_of(kinds[:late]), ends_step=True)
+            group.sequence.take(rank, late, digest_of(kinds[:late]), 0)
         if data.draw(st.integers(0, 9)) == 0 and group.sequence.members:
             group.press(rank)
     assert not [one for one in group.found if one.how is not How.AWAITED]
@@ -182,6 +184,23 @@ def test_one_barrier_more_is_found_two_steps_later() -> None:
         "rank 0 called a collective that ranks 1-3 did not: its 5th of the default group is kind9 at train.py:9; that of "
         "ranks 1-3 is kind1 at train.py:1; they were equal up to the 4th"
     )
+
+
+def test_one_call_that_is_another_one_among_equal_calls_is_not_one_more() -> None:
+    group = Group([[1] * 10 + [5] + [1] * 30, *([1] * 41 for _ in range(2))])
+    group.train(7, 4)
+    (found,) = group.found
+    assert (found.number, found.how) == (11, How.OTHER)
+
+
+def test_one_call_more_among_equal_calls_is_one_more() -> None:
+    group = Group([[1] * 6 + [5] + [1] * 30, *([1] * 36 for _ in range(2))])
+    for step in range(1, 20):
+        group.call(0, step + (step > 6))
+        for rank in (1, 2):
+            group.call(rank, step)
+    (found,) = group.found
+    assert (found.number, found.how) == (7, How.MORE)
 
 
 def test_of_very_many_members_eight_are_asked_and_the_others_stand_by_their_digests() -> None:
@@ -249,8 +268,8 @@ def test_a_rank_that_does_not_answer_is_not_waited_for() -> None:
 
 def test_what_a_hostile_rank_tells_finds_little_room() -> None:
     sequence = Sequence(7)
-    sequence.take(0, 1, 1, ends_step=True)
+    sequence.take(0, 1, 1, 0)
     for count in range(2, 5000):
-        sequence.take(1, count, count, ends_step=False)
+        sequence.take(1, count, count)
     assert len(sequence.members[1].points) == MOST_POINTS
     assert sum(map(len, sequence._ahead.values())) == MOST_POINTS
