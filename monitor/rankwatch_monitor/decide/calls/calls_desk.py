@@ -44,6 +44,9 @@ class CallsDesk(Desk):
     _questions: Allowance = field(default_factory=lambda: Allowance(QUESTIONS_PER_SECOND, QUESTIONS_AT_ONCE))
     _pressed: Stall | None = None
     """The stall because of which ranks were asked last."""
+    _lost: list[int] = field(default_factory=list)
+    """Ranks that were lost since: gloo ends a process for a collective that does not fit."""
+    _has_waited: bool = False
     _awaited: list[UnequalCalls] = field(default_factory=list)
     """Of ranks that have not called what others wait in: these are told once it is known where the ranks are."""
 
@@ -76,6 +79,8 @@ class CallsDesk(Desk):
             yield from self._conclude(sequence, now)
 
     def leave(self, rank: Rank) -> None:
+        if rank.state is RankState.LOST and not self.books.over:
+            self._lost.append(rank.number)
         for group in self._of_ranks.get(rank.number, ()):
             self.groups[group].resign(rank.number, self._can_answer)
 
@@ -129,12 +134,13 @@ class CallsDesk(Desk):
                 yield from self._tell(one, now)
         yield from self._send(sequence, questions, now)
 
-    def press(self, ranks: Collection[int], now: float, *, is_stall: bool = False) -> Iterator[Effect]:
-        """Asks, because these ranks wait or have failed, who has called what in their groups.
+    def press(self, ranks: Collection[int], now: float, *, has_waited: bool) -> Iterator[Effect]:
+        """Asks, because these ranks wait, have failed or were lost, who has called what in their groups.
 
-        ``is_stall``: and nothing has moved for long, so that all have told what they have called.
+        ``has_waited``: they have waited for long, so that all have told what they have called; else who runs may only be slower.
         """
-        everyone = range(self.books.world_size) if is_stall else ()
+        self._has_waited |= has_waited
+        everyone = range(self.books.world_size) if has_waited else ()
         groups = dict.fromkeys(group for rank in ranks for group in self._of_ranks.get(rank, ()))
         for sequence in (self.groups[group] for group in groups):
             is_open = sequence.found is None and sequence.inquiry is None and not sequence.is_even
@@ -155,10 +161,15 @@ class CallsDesk(Desk):
                 yield from self._conclude(sequence, now, ended=ended)
         if stall is not None and (self._pressed is None or self._pressed.ranks != stall.ranks):
             self._pressed = stall
-            yield from self.press((*stall.ranks, *stall.waiting), now, is_stall=True)
+            yield from self.press((*stall.ranks, *stall.waiting), now, has_waited=True)
+        if self._lost:
+            yield from self.press(self._lost, now, has_waited=False)
+            self._lost.clear()
         if self._awaited and (ended or not (self.are_awaited or stacks.are_awaited(now))):
             where = {one.rank: f"it is at {one.waits}" for one in stacks.all() if one.waits}
             for one in self._awaited:
+                if not self._has_waited and any(self.books.ranks[rank].state in _STOPPED for rank in one.odd.ranks):
+                    continue
                 odd = replace(one.odd, site=self._where(one.odd.ranks, where))
                 yield from self._tell(replace(one, sides=(odd, *one.sides[1:])), now)
             self._awaited.clear()
@@ -188,11 +199,14 @@ class CallsDesk(Desk):
         known = [self.told[group] for group in groups if group in self.told]
         return min(known, key=lambda one: one.is_awaited, default=None)
 
-    def culprit_of(self, rank: int) -> int:
-        """The one rank that called something else than the others, or less, where this rank has failed in a collective."""
+    def culprit_of(self, rank: int, *, has_waited: bool) -> int:
+        """The one rank that called something else than the others, where this rank has failed in a collective; or less, if this
+        one had waited for it."""
         found = self.explain([rank])
         if found is not None:
             return found.odd.ranks[0] if found.has_odd and found.odd.count == 1 else NO_RANK
+        if not has_waited:
+            return NO_RANK
         behind = {one for group in self._of_ranks.get(rank, ()) for one in self.groups[group].behind(rank)}
         return behind.pop() if len(behind) == 1 else NO_RANK
 
@@ -215,12 +229,15 @@ class CallsDesk(Desk):
                 else:
                     self.unkept += 1
             case Stood(None):
-                self._pressed = None
+                self._pressed, self._has_waited = None, False
                 self._awaited.clear()
                 self.told = {group: one for group, one in self.told.items() if not one.is_awaited}
             case Closed():
                 self.groups.clear()
                 self._of_ranks.clear()
 
+
+_STOPPED = RankState.RUNNING, RankState.ABORTED
+"""Ranks that would have gone on."""
 
 _ENDED = {RankState.FAILED: "has failed", RankState.LOST: "was lost", RankState.ABORTED: "was stopped"}

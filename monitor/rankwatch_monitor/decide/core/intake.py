@@ -9,7 +9,7 @@ from rankwatch.shared.types import messages
 from rankwatch.shared.types.notice import describe_notice
 from rankwatch.shared.types.stream_limit import charge
 from rankwatch.shared.types.tuning import NO_CHANGE
-from rankwatch.shared.words.brief import is_of_a_collective
+from rankwatch.shared.words.brief import is_of_a_collective, is_timeout
 
 from ..ending.rules import Incident
 from ..ending.silence import is_cut_off
@@ -227,8 +227,9 @@ class Intake:
         """A rank has ended. If it failed in a collective, the others say what they have called before an abort ends them."""
         culprit = NO_RANK
         if bye.outcome == "failed" and is_of_a_collective(bye.text):
-            culprit = self.calls.culprit_of(rank.number)
-            yield from self.calls.press([rank.number], now)
+            has_waited = is_timeout(bye.text)
+            culprit = self.calls.culprit_of(rank.number, has_waited=has_waited)
+            yield from self.calls.press([rank.number], now, has_waited=has_waited)
         yield from self.ending.take(rank, bye, culprit, now)
 
     def _take_sequenced(self, rank: Rank, message: messages.Sequenced, now: float) -> Iterator[Effect]:

@@ -228,6 +228,8 @@ _EXITED = "its process ended with exit code"
 
 
 def _after_loss(report: Report) -> Advice:
+    if advice := _after_unequal_calls(report):
+        return advice
     machines = SuspectKind.LOST, SuspectKind.ONE_REPLICA
     if suspects := [one for one in suspects_of(report) if one.kind in machines]:
         return _without(suspects, report)

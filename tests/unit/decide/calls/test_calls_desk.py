@@ -231,6 +231,37 @@ def test_a_rank_that_is_behind_is_the_culprit_of_a_timeout() -> None:
     assert not [one for one in at.sent(1, messages.Recount) if at.sent(1, messages.Abort)[0] is None]
 
 
+def test_ranks_that_are_only_slower_than_one_that_failed_are_not_blamed() -> None:
+    ranks = ranks_of(3, steps=3)
+    at = ranks.at
+    for rank in (0, 2):
+        ranks.call(rank, STEP[0])
+    ranks.beat(3, 0, 2)
+    at.receive(0, ranks.tail(0, LAST_WORDS, 1))
+    at.receive(0, messages.Bye(4, "failed", REFUSED))
+    assert at.sent(1, messages.Abort)[0].rank == -1
+    ranks.answer()
+    at.receive((1, 2), messages.Bye(5, "aborted", ""))
+    at.end(1)
+    assert at.run.report().collectives == ()
+
+
+def test_ranks_that_live_say_what_ended_another_one() -> None:
+    """gloo ends a process whose tensor is too small for what it receives."""
+    ranks = ranks_of(3, steps=3)
+    at = ranks.at
+    ranks.call(0, BARRIER)
+    ranks.call(1, STEP[0])
+    at.disconnect(2)
+    while not at.sent(1, messages.Abort):
+        for rank in (0, 1):
+            at.receive(rank, makers.beat(3, 0, 2))
+        at.wait(0.5)
+    ranks.answer()
+    (found,) = at.run.calls.all()
+    assert (found.number, [side.ranks for side in found.sides]) == (7, [(0,), (1,)])
+
+
 def test_an_error_of_a_ranks_own_asks_nobody() -> None:
     ranks = ranks_of(2, steps=3)
     ranks.call(1, STEP[0])
