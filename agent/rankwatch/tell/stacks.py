@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 from ..shared.link.allowance import Allowance
 from ..shared.printable import printable
 from ..shared.system.process import age
+from ..shared.system.waiting import doing, python_stack
 from ..shared.types.messages import MAX_STACK_LINE, MAX_STACK_LINES, Inspected
 from ..touch.stack import outwards
 from ..touch.whose_code import OURS, is_installed, owner_of, short, text_of
@@ -36,14 +37,22 @@ MAIN = "main thread"
 MAX_DEPTH = 1000
 """Frames that are looked at."""
 
+MAX_WORKERS = 8
+"""Processes of a DataLoader that are told."""
+
 PATIENCE = 1.5
 """Seconds for which source files are waited for: they may be on a file system that hangs, which is why the rank stalls."""
+
+SPY_PATIENCE = 1.2
+"""Seconds for which ``py-spy`` is waited for: less than PATIENCE, after which an answer goes without all this."""
 
 LOOKS_PER_SECOND, LOOKS_AT_ONCE = 0.5, 6.0
 """A look takes a few milliseconds. A collector asks every two seconds at most."""
 
 _WRAPPERS = os.path.join(OURS, "measure", "collectives.py")
 _COLLECTIVES = os.path.join("torch", "distributed", "distributed_c10d.py")
+_LOADERS = "dataloader.py"
+"""The end of the file of torch's DataLoader, and of that of torchdata."""
 _ARGUMENTS = ("tensor", "input", "input_tensor", "tensor_list", "input_tensor_list", "output", "output_tensor", "tensors")
 """Names of what a collective of torch works on, in its own functions."""
 
@@ -89,11 +98,23 @@ class Place(NamedTuple):
 
 
 class ThreadStack(NamedTuple):
-    """A thread, by its name or as the main one. ``collective``: of torch, that it is in; empty if in none, or not looked for."""
+    """A thread, by its name or as the main one. ``collective``: of torch, that it is in; empty if in none, or not looked for.
+
+    ``workers``: of the DataLoader that it waits for.
+    """
 
     title: str
     places: list[Place]
     collective: str
+    workers: list[Worker]
+
+
+class Worker(NamedTuple):
+    """A process of a DataLoader. ``is_next``: the batch that comes next is its."""
+
+    number: int
+    pid: int
+    is_next: bool
 
 
 class Inspector:
@@ -160,6 +181,7 @@ def inspect(number: int, rank: int, *, with_files: bool) -> Inspected:
         lines.append(thread.title)
         lines += [f"  {place.describe(with_source=with_files)}" for place in places[:most]]
         lines += [f"  and {len(places) - most} outer frames"] if len(places) > most else []
+        lines += _describe_workers(thread.workers) if with_files else ()
         if len(lines) > MAX_THREADS_LINES:
             lines[MAX_THREADS_LINES:] = ["and more threads"]
             break
@@ -187,7 +209,8 @@ def _threads() -> list[ThreadStack]:
         # Code that torch has made may have no lines.
         places = [Place(frame.f_code, frame.f_lineno or frame.f_code.co_firstlineno) for frame in frames]
         is_main = ident == main
-        found.append(ThreadStack(MAIN if is_main else f"thread {name}", places, _collective(frames) if is_main else ""))
+        collective = _collective(frames) if is_main else ""
+        found.append(ThreadStack(MAIN if is_main else f"thread {name}", places, collective, _workers(frames)))
     return found
 
 
@@ -240,6 +263,30 @@ def _collective(frames: list[FrameType]) -> str:
     except Exception:  # the frame goes on, or another version of torch has other names
         log.debug("no details of %s", name, exc_info=True)
         return name
+
+
+def _workers(frames: list[FrameType]) -> list[Worker]:
+    """The processes of the DataLoader whose next batch a thread waits for."""
+    try:
+        for frame in frames:
+            if frame.f_code.co_filename.endswith(_LOADERS) and (loader := frame.f_locals.get("self")) is not None:
+                processes = list(getattr(loader, "_workers", ()))
+                (following, *_) = getattr(loader, "_task_info", {}).get(getattr(loader, "_rcvd_idx", None), (None,))
+                return [Worker(number, one.pid or 0, number == following) for number, one in enumerate(processes)]
+    except Exception:
+        log.debug("no workers of a DataLoader", exc_info=True)
+    return []
+
+
+def _describe_workers(workers: list[Worker]) -> Iterator[str]:
+    """The one whose batch comes next first."""
+    for worker in sorted(workers, key=lambda one: not one.is_next)[:MAX_WORKERS]:
+        awaited = ", whose batch comes next," if worker.is_next else ""
+        yield f"  DataLoader worker {worker.number} (pid {worker.pid}){awaited} {doing(worker.pid)}"
+        for file, line, name in python_stack(worker.pid, SPY_PATIENCE) if worker.is_next else ():
+            yield f"    {short(file)}:{line} in {name}"
+    if len(workers) > MAX_WORKERS:
+        yield f"  and {len(workers) - MAX_WORKERS} more workers"
 
 
 def _describe_arguments(inner: dict[str, Any], outer: dict[str, Any]) -> str:
