@@ -58,7 +58,7 @@ class CallsDesk(Desk):
         ``batch``: when this one was over; NO_BATCH: at any time.
         """
         effects: list[Effect] = []
-        if rank.fault:
+        if rank.fault or self.books.over:
             return effects
         for group, calls, digest in counts:
             sequence = self._sequence_of(rank.number, group)
@@ -99,7 +99,8 @@ class CallsDesk(Desk):
             self._forget(rank, oldest)
         groups[group] = None
         if group not in self.groups:
-            self.groups[group] = Sequence(group)
+            known = self.told.get(group)  # by the collector before this one
+            self.groups[group] = Sequence(group, found=None if known is None or known.is_awaited else known)
         return self.groups[group]
 
     def _forget(self, rank: int, group: int) -> None:

@@ -289,6 +289,22 @@ def test_an_answer_to_no_question_says_nothing() -> None:
     assert not ranks.at.run.calls.told
 
 
+def test_a_collector_that_was_restarted_tells_no_group_again() -> None:
+    ranks = ranks_of(3, steps=2)
+    for _ in range(2):
+        train(ranks, odd=0, more=BARRIER)
+    again = Desk(ranks.at.options)
+    run = again.ledger.restore("train-0", ranks.at.records["train-0"], [], ranks.at.now)
+    again.records["train-0"] = list(ranks.at.records["train-0"])
+    again.connect(3)
+    later = Ranks(again, ranks.called, seqs=[90] * 3)
+    for _ in range(3):
+        train(later, odd=0, more=BARRIER)
+    assert run.calls.all() == ranks.at.run.calls.all()
+    assert not warnings(again)
+    assert not later.asked
+
+
 def test_of_very_many_groups_the_last_ones_are_compared_and_few_are_told() -> None:
     at = connected(2)
     for number in range(100):
