@@ -61,7 +61,7 @@ def run(
 
 def unequal_calls(noted: list[dict[str, tuple[str, int, int, list[str]]]]) -> list[str]:
     """Groups whose members have not called the same collectives. All ranks are at the same place of their script."""
-    found = {}
+    found: dict[str, dict[tuple[str, int, int], list[tuple[int, list[str]]]]] = {}
     for rank, groups in enumerate(noted):
         for key, (name, calls, digest, last) in groups.items():
             found.setdefault(key, {}).setdefault((name, calls, digest), []).append((rank, last))

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..touch.patched import patch
 from ..touch.stack import calling, outwards
 from ..touch.torch_private import group_facts, groups_so_far, never_compile, process_groups
-from .ledger import LEDGER, DistinctCall, Signature
+from .ledger import KEPT, LEDGER, DistinctCall, Signature
 from .walk import outputs_of
 
 log = logging.getLogger(__name__)
@@ -34,6 +34,9 @@ NONE = -1
 
 Alike = tuple[int, Any, int, int]
 """Elements, dtype, the number of the reduction, and the root's rank in the group."""
+
+
+_PLAIN = (int, getattr(getattr(process_groups, "ReduceOp", None), "RedOpType", int))
 
 
 class CountedMethod:
@@ -65,9 +68,10 @@ class CountedMethod:
         if place is None:
             return numel, dtype, NONE, NONE
         options = args[place] if len(args) > place else kwargs.get("opts", 0)
+        if type(options) in _PLAIN:  # the process group is called in a way of its own
+            return numel, dtype, hash(options) if self.has_op else NONE, int(options) if self.has_root else NONE
         # The hash of a reduction is its number, which takes three times as long to ask for.
-        op = hash(getattr(options, "reduceOp", options)) if self.has_op else NONE
-        return numel, dtype, op, getattr(options, "rootRank", options) if self.has_root else NONE
+        return numel, dtype, hash(options.reduceOp) if self.has_op else NONE, options.rootRank if self.has_root else NONE
 
 
 COUNTED = {
@@ -113,6 +117,8 @@ def unheard() -> Iterator[None]:
         _our_thread = before
 
 
+_known, _distinct = LEDGER.known, LEDGER.distinct
+
 _our_thread = 0
 """The one in which a collective of ours runs; 0: none does."""
 
@@ -131,7 +137,7 @@ def meet_groups() -> None:
 def count(rule: CountedMethod, group: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """A collective begins, called by the caller of the caller: even if it never ends, it was called."""
     try:
-        known = LEDGER.known.get(id(group)) or LEDGER.meet(group, group_facts(group))
+        known = _known.get(id(group)) or LEDGER.meet(group, group_facts(group))
         if (calls := known.calls) is None:
             return
         try:
@@ -143,10 +149,12 @@ def count(rule: CountedMethod, group: Any, args: tuple[Any, ...], kwargs: dict[s
         frame = calling(sys._getframe(2))
         code = frame.f_code
         key = rule.kind, alike, id(code), frame.f_lasti  # the call has the code, which lives as long
-        call = LEDGER.distinct.get(key)
+        call = _distinct.get(key)
         if call is None:
-            call = LEDGER.distinct[key] = _distinct(rule.kind, alike, group, frame)
-        calls.add(call)
+            call = _distinct[key] = _made(rule.kind, alike, group, frame)
+        calls.new.append(call)
+        if len(calls.new) >= KEPT:
+            calls.count()
     except Exception:
         LEDGER.stop()
         log.exception(_FAULT)
@@ -166,7 +174,7 @@ def _is_on_host(args: Any) -> bool:
     return isinstance(args, Tensor) and args.is_cpu
 
 
-def _distinct(kind: str, alike: Alike, group: Any, frame: FrameType) -> DistinctCall:
+def _made(kind: str, alike: Alike, group: Any, frame: FrameType) -> DistinctCall:
     numel, dtype, op, root = alike
     facts = group_facts(group)
     if facts is not None and 0 <= root < len(facts.ranks):

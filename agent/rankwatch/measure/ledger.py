@@ -75,11 +75,11 @@ class DistinctCall:
 class GroupCalls:
     """The collectives that this process has called in one group, or in one that has two orders: on the host, say."""
 
-    __slots__ = ("_digest", "_last", "_lock", "_new", "_taken", "key", "name", "size")
+    __slots__ = ("_digest", "_last", "_lock", "_taken", "key", "name", "new", "size")
 
     def __init__(self, key: int, name: str, size: int) -> None:
         self.key, self.name, self.size = key, name, size
-        self._new = deque[DistinctCall]()
+        self.new = deque[DistinctCall]()
         """What was called since the digest was brought up to date: a signal handler may call a collective anywhere, and so may
         another thread, and nothing takes as little time as an append."""
         self._taken = self._digest = 0
@@ -87,18 +87,18 @@ class GroupCalls:
         self._lock = RLock()
 
     def add(self, call: DistinctCall) -> None:
-        self._new.append(call)
-        if len(self._new) >= KEPT:
+        self.new.append(call)
+        if len(self.new) >= KEPT:
             self.count()
 
     @property
     def calls(self) -> int:
-        return self._taken + len(self._new)
+        return self._taken + len(self.new)
 
     def count(self) -> GroupCount:
         with self._lock:
-            while self._new:
-                call = self._new.popleft()
+            while self.new:
+                call = self.new.popleft()
                 self._last[self._taken % KEPT] = call
                 self._taken += 1
                 self._digest = hash((self._digest, call.number))  # of whole numbers: the same in each process

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from types import FrameType
 
 from ..shared.bounded import BoundedDict
@@ -21,36 +22,33 @@ def calling(frame: FrameType) -> FrameType:
 
     Where none of the user's own is near: the innermost of an installed package, else of torch. Fast: each collective comes here.
     """
-    found, nearest, here = frame, _PLUMBING, frame
+    here: FrameType | None = frame
     for _ in range(NEAR):
-        file = here.f_code.co_filename
-        kind = _kinds.get(file)
-        if kind is None:
-            kind = _kinds[file] = _kind_of(file)
-        if kind < nearest:
-            if kind == _USERS:
-                return here
-            found, nearest = here, kind
-        if here.f_back is None:
+        if here is None:
             break
+        file = here.f_code.co_filename
+        is_users = _are_users.get(file)
+        if is_users is None:
+            is_users = _are_users[file] = not is_installed(file)
+        if is_users:
+            return here
         here = here.f_back
-    return found
+    near = list(islice(outwards(frame), NEAR))
+    return min(near, key=lambda one: _distance_of(one.f_code.co_filename))
 
 
 NEAR = 16
 """Frames: between a collective and the line of a script that shards its model lie about a dozen of torch's."""
 
-_USERS, _PACKAGES, _TORCHS, _PLUMBING = range(4)
 _BETWEEN = "distributed_c10d.py", "c10d_logger.py", "contextlib.py", "module.py"
 """Files of torch and Python that stand between any two frames of interest."""
 
-_kinds = BoundedDict[str, int](4096)
+_are_users = BoundedDict[str, bool](4096)
+"""By the file of the code."""
 
 
-def _kind_of(file: str) -> int:
-    if not is_installed(file):
-        return _USERS
+def _distance_of(file: str) -> int:
     owner = owner_of(file)
     if owner == "user":
-        return _PACKAGES
-    return _PLUMBING if owner == "ours" or file.endswith(_BETWEEN) or file.startswith("<") else _TORCHS
+        return 0
+    return 2 if owner == "ours" or file.endswith(_BETWEEN) or file.startswith("<") else 1

@@ -11,6 +11,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def several(count: int = 8) -> list[Tensor]:
 
 
 @case
-def every_kind(_: Path) -> None:
+def every_kind(folder: Path) -> None:
     size = dist.get_world_size()
     dist.all_reduce(values())
     dist.broadcast(values(), 1)
@@ -72,7 +73,7 @@ def every_kind(_: Path) -> None:
 
 
 @case
-def one_line_for_each_rank(_: Path) -> None:
+def one_line_for_each_rank(folder: Path) -> None:
     if rank() == 0:
         dist.broadcast(values(), 0)
     else:
@@ -80,21 +81,21 @@ def one_line_for_each_rank(_: Path) -> None:
 
 
 @case
-def subgroups(_: Path) -> None:
+def subgroups(folder: Path) -> None:
     halves = [dist.new_group([one for one in range(dist.get_world_size()) if one % 2 == half]) for half in range(2)]
     for _ in range(2 + rank() % 2):
         dist.all_reduce(values(), group=halves[rank() % 2])
 
 
 @case
-def mesh(_: Path) -> None:
+def mesh(folder: Path) -> None:
     made = init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
     for name in ("data", "tensor"):
         dist.all_reduce(values(), group=made[name].get_group())
 
 
 @case
-def objects(_: Path) -> None:
+def objects(folder: Path) -> None:
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, "x" * rank())
     dist.broadcast_object_list([rank()], 0)
@@ -111,17 +112,17 @@ def train(net: Any, steps: int = 2) -> None:
 
 
 @case
-def fsdp1(_: Path) -> None:
+def fsdp1(folder: Path) -> None:
     train(flat())
 
 
 @case
-def fsdp2(_: Path) -> None:
+def fsdp2(folder: Path) -> None:
     train(fully())
 
 
 @case
-def tensor_parallel(_: Path) -> None:
+def tensor_parallel(folder: Path) -> None:
     net = split(Net(), init_device_mesh("cpu", (dist.get_world_size(),)))
     train(net)
     dist.all_reduce(values())
@@ -143,15 +144,18 @@ class Exchanged(torch.autograd.Function):
         return out
 
 
+exchanged: Any = Exchanged.apply
+
+
 @case
-def context_parallel(_: Path) -> None:
+def context_parallel(folder: Path) -> None:
     x = torch.rand(4, 8, requires_grad=True)
     for _ in range(2):
-        Exchanged.apply(Exchanged.apply(x).tanh()).sum().backward()
+        exchanged(exchanged(x).tanh()).sum().backward()
 
 
 @case
-def uneven_experts(_: Path) -> None:
+def uneven_experts(folder: Path) -> None:
     """As a mixture of experts: each rank sends as many rows to each other as its router says."""
     size, own = dist.get_world_size(), rank()
     given = [1 + own + other for other in range(size)]
@@ -161,14 +165,14 @@ def uneven_experts(_: Path) -> None:
 
 
 @case
-def uneven_gathers(_: Path) -> None:
+def uneven_gathers(folder: Path) -> None:
     dist.all_gather(several(4), values(4))
     lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
     dist.all_gather(lengths, torch.tensor([rank()]))
 
 
 @case
-def ddp(_: Path) -> None:
+def ddp(folder: Path) -> None:
     """Its buffers are broadcast before each forward; one forward more on rank 0 has no backward."""
     net = DistributedDataParallel(Net(middle=nn.BatchNorm1d), broadcast_buffers=False)
     train(net)
@@ -180,26 +184,26 @@ def ddp(_: Path) -> None:
 
 
 @case
-def ddp_with_buffers(_: Path) -> None:
+def ddp_with_buffers(folder: Path) -> None:
     train(DistributedDataParallel(Net(middle=nn.BatchNorm1d)))
 
 
 @case
-def unused_parameters(_: Path) -> None:
+def unused_parameters(folder: Path) -> None:
     net = Net()
     net.spare = nn.Linear(8, 8)
     train(DistributedDataParallel(net, find_unused_parameters=True))
 
 
 @case
-def joined(_: Path) -> None:
+def joined(folder: Path) -> None:
     net = DistributedDataParallel(Net(middle=nn.BatchNorm1d), find_unused_parameters=True)
     with net.join():
         train(net, 2 + rank())
 
 
 @case
-def zero_redundancy(_: Path) -> None:
+def zero_redundancy(folder: Path) -> None:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     net = DistributedDataParallel(Net())
@@ -211,8 +215,7 @@ def zero_redundancy(_: Path) -> None:
 
 @case
 def saved(folder: Path) -> None:
-    import torch.distributed.checkpoint as dcp
-
+    dcp: Any = import_module("torch.distributed.checkpoint")
     net = fully()
     dcp.save(net.state_dict(), checkpoint_id=folder / "saved")
     dcp.load(net.state_dict(), checkpoint_id=folder / "saved")
@@ -221,8 +224,7 @@ def saved(folder: Path) -> None:
 @case
 def saved_beside(folder: Path) -> None:
     """A thread saves in a group of its own, while the training goes on."""
-    import torch.distributed.checkpoint as dcp
-
+    dcp: Any = import_module("torch.distributed.checkpoint")
     net, beside = fully(), group()
     future = dcp.async_save(net.state_dict(), checkpoint_id=folder / "beside", process_group=beside)
     train(net, 3)
@@ -230,21 +232,21 @@ def saved_beside(folder: Path) -> None:
 
 
 @case
-def later(_: Path) -> None:
+def later(folder: Path) -> None:
     works = [dist.barrier(async_op=True), dist.all_reduce(values(), async_op=True)]
     for work in works:
         work.wait()
 
 
 @case
-def coalesced(_: Path) -> None:
-    with dist._coalescing_manager():
+def coalesced(folder: Path) -> None:
+    with dist.distributed_c10d._coalescing_manager():
         dist.all_reduce(values())
         dist.all_reduce(values(4))
 
 
 @case
-def pairs(_: Path) -> None:
+def pairs(folder: Path) -> None:
     """Nothing is counted, but one reduction."""
     dist.all_reduce(values())
     other = dist.get_world_size() - 1 - rank()
@@ -258,7 +260,7 @@ def pairs(_: Path) -> None:
 
 
 @case
-def group_that_ends(_: Path) -> None:
+def group_that_ends(folder: Path) -> None:
     passing = group()
     dist.all_reduce(values(), group=passing)
     dist.destroy_process_group(passing)
@@ -287,7 +289,7 @@ def silent() -> Any:
 
 
 @case
-def one_barrier_more(_: Path) -> None:
+def one_barrier_more(folder: Path) -> None:
     own = silent()
     dist.all_reduce(values(), group=own)
     if rank() == 0:
@@ -296,7 +298,7 @@ def one_barrier_more(_: Path) -> None:
 
 
 @case
-def another_kind(_: Path) -> None:
+def another_kind(folder: Path) -> None:
     own = silent()
     dist.all_reduce(values(), group=own)
     if rank() == 0:
@@ -306,34 +308,34 @@ def another_kind(_: Path) -> None:
 
 
 @case
-def another_size(_: Path) -> None:
+def another_size(folder: Path) -> None:
     dist.all_reduce(values(8 + rank()), group=silent())
 
 
 @case
-def another_dtype(_: Path) -> None:
+def another_dtype(folder: Path) -> None:
     dist.all_reduce(values().double() if rank() else values(), group=silent())
 
 
 @case
-def another_op(_: Path) -> None:
+def another_op(folder: Path) -> None:
     dist.all_reduce(values(), op=dist.ReduceOp.MAX if rank() else dist.ReduceOp.SUM, group=silent())
 
 
 @case
-def another_root(_: Path) -> None:
+def another_root(folder: Path) -> None:
     dist.broadcast(values(), rank(), group=silent())
 
 
 @case
-def another_order(_: Path) -> None:
+def another_order(folder: Path) -> None:
     own = silent()
     for count in (8, 4) if rank() else (4, 8):
         dist.all_reduce(values(count), group=own)
 
 
 @case
-def object_exchange(_: Path) -> None:
+def object_exchange(folder: Path) -> None:
     own = silent()
     if rank():
         dist.all_reduce(values(), group=own)

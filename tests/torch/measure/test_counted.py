@@ -110,7 +110,8 @@ def since(calls: Calls, name: str, before: str | None) -> list[str]:
 
     first = default(before)["calls"] if before else 0
     found = default(name)
-    return found["last"][len(found["last"]) - (found["calls"] - first) :]
+    last: list[str] = found["last"]
+    return last[len(last) - (found["calls"] - first) :]
 
 
 def test_a_call_is_told_by_what_must_be_alike_and_by_its_line(two: Calls) -> None:
