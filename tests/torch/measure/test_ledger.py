@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankwatch.measure.ledger import KEPT, CallLedger, DistinctCall, GroupCalls, Signature, Teller
-from rankwatch.shared.types.calls import MAX_CALLS, MAX_TOLD
+from rankwatch.shared.types.calls import LAST_WORDS, MAX_CALLS, MAX_PARTING, MAX_TOLD
 from rankwatch.shared.types.messages import Recount
 from rankwatch.touch.torch_private import GroupFacts
 
@@ -139,3 +139,16 @@ def test_recount_is_answered_also_for_a_group_that_is_not_known() -> None:
     assert [one.what for one in answer.calls] == ["all_reduce of 1 float32 (sum)", "all_reduce of 2 float32 (sum)"]
     unknown = ledger.recounted(Recount(9, calls.key + 1, 2))
     assert (unknown.size, unknown.count, unknown.calls) == (0, 0, ())
+
+
+def test_as_the_process_ends_all_groups_tell_their_counts_or_their_last_calls() -> None:
+    ledger, groups = CallLedger(), [Group() for _ in range(MAX_PARTING + 4)]
+    for place, group in enumerate(groups):
+        calls = ledger.meet(group, facts(str(place))).calls
+        assert calls is not None
+        for number in range(100 * (place > 0)):
+            calls.add(CALLS[number % 3])
+    told = list(ledger.last_words(with_calls=False))
+    assert [(one.number, one.count, one.first, one.calls) for one in told] == [(LAST_WORDS, 100, 101, ())] * MAX_PARTING
+    last = next(ledger.last_words(with_calls=True))
+    assert (last.first, last.count, len(last.calls)) == (100 - MAX_CALLS + 1, 100, MAX_CALLS)
