@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..touch.patched import patch
 from ..touch.stack import calling, outwards
 from ..touch.torch_private import group_facts, groups_so_far, never_compile, process_groups
+from ..touch.unseen import runs_in_earnest
 from .ledger import KEPT, LEDGER, DistinctCall, Signature
 from .walk import outputs_of
 
@@ -138,7 +139,7 @@ def count(rule: CountedMethod, group: Any, args: tuple[Any, ...], kwargs: dict[s
     """A collective begins, called by the caller of the caller: even if it never ends, it was called."""
     try:
         known = _known.get(id(group)) or LEDGER.meet(group, group_facts(group))
-        if (calls := known.calls) is None:
+        if (calls := known.calls) is None or not runs_in_earnest():  # a rerun stops before it communicates
             return
         try:
             alike = rule.alike(args, kwargs)
