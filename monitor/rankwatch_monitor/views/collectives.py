@@ -29,9 +29,8 @@ def summary(report: Report) -> str:
 
 
 def to_dict(one: UnequalCalls) -> dict[str, Any]:
-    """A group is a number of 63 bits, which JavaScript would round."""
     sides = [{**pick(side, "ranks count site"), "what": side.what or None} for side in one.sides]
-    return {"group": f"{one.group:016x}", **pick(one, "name number how is_first text"), "sides": sides}
+    return {**pick(one, "group name number how is_first text"), "sides": sides}
 
 
 def _is_said(one: UnequalCalls, report: Report) -> bool:

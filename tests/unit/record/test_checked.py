@@ -159,7 +159,7 @@ def test_json_of_a_wrong_type_is_an_error_that_names_the_file(
         tmp_path / "damaged",
         Entry(0.0, NO_RANK, Desynced((Desync(1, "w", (0, 1), 2, DesyncPattern.UNKNOWN),), 0)),
         Entry(0.0, NO_RANK, Skipped(4, 0, "step 4 was left out", "1 step was left out")),
-        Entry(0.0, NO_RANK, CollectivesDiffer(UnequalCalls(7, "it", 2, How.OTHER, (Callers((0,), 1, "a", ""),) * 2))),
+        Entry(0.0, NO_RANK, CollectivesDiffer(UnequalCalls("7", "it", 2, How.OTHER, (Callers((0,), 1, "a", ""),) * 2))),
         at=102.0,
         shown=standings.shown(standings.standing(0)),
     )

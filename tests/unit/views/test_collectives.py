@@ -15,7 +15,7 @@ from rankwatch_monitor.views import text as as_text
 from standings import shown, standing
 
 ONE, THEIRS = Callers((0,), 1, "barrier", "train.py:88 in save"), Callers((1, 2), 2, "all_reduce", "train.py:91 in step")
-DIFFERS = UnequalCalls(77, "the default group", 5128, How.MORE, (ONE, THEIRS))
+DIFFERS = UnequalCalls("77", "the default group", 5128, How.MORE, (ONE, THEIRS))
 AWAITED = replace(DIFFERS, how=How.AWAITED, sides=(Callers((0,), 1, "", "it is at dataset.py:40 in load"), THEIRS))
 
 
@@ -24,7 +24,7 @@ def report(**changes: object) -> Report:
 
 
 def test_each_group_is_told_once_and_few_of_many() -> None:
-    told = report(collectives=tuple(replace(DIFFERS, group=group) for group in range(6)), collectives_unkept=3)
+    told = report(collectives=tuple(replace(DIFFERS, group=str(group)) for group in range(6)), collectives_unkept=3)
     (line,) = collectives.fields(told)
     assert line[0] == "calls"
     assert line[1].split("\n")[0] == DIFFERS.text

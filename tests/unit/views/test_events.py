@@ -74,7 +74,7 @@ TOLD: list[tuple[Fact, str]] = [
     (
         journal.CollectivesDiffer(
             UnequalCalls(
-                7,
+                "7",
                 "the default group",
                 41,
                 How.OTHER,

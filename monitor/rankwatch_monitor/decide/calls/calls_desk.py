@@ -15,11 +15,14 @@ from ..core.journal import NO_RANK, Closed, CollectivesDiffer, Entry, Stood
 from ..core.rank import Rank
 from ..core.report import RankState, Stall
 from ..stalls.stacks import Stacks
-from .differs import Tail, UnequalCalls
+from .differs import Tail, UnequalCalls, key_of
 from .sequence import NO_BATCH, Question, Sequence
 
 MOST_GROUPS = 16
 """Groups of a rank that are compared: those that it told of last."""
+
+MOST_CALLS = 1 << 53
+"""No rank calls as many, and JSON's numbers go no further."""
 
 MOST_KEPT = 16
 """Groups of which a difference is told. One line of code may make thousands differ."""
@@ -32,7 +35,7 @@ QUESTIONS_PER_SECOND, QUESTIONS_AT_ONCE = 4.0, 256.0
 class CallsDesk(Desk):
     books: Books = field(repr=False)
     groups: dict[int, Sequence] = field(default_factory=dict)
-    told: dict[int, UnequalCalls] = field(default_factory=dict)
+    told: dict[str, UnequalCalls] = field(default_factory=dict)
     """By group."""
     unkept: int = 0
     """How many more differ."""
@@ -61,6 +64,8 @@ class CallsDesk(Desk):
         if rank.fault or self.books.over:
             return effects
         for group, calls, digest in counts:
+            if calls > MOST_CALLS:
+                continue
             sequence = self._sequence_of(rank.number, group)
             sequence.take(rank.number, calls, digest, batch)
             if sequence.wants(now) and self._questions.has(now):
@@ -70,7 +75,7 @@ class CallsDesk(Desk):
     def answer(self, rank: Rank, told: Recounted, now: float) -> Iterator[Effect | Worry]:
         """A rank tells its calls."""
         sequence, tail = self.groups.get(told.group), Tail(told.first, told.count, told.calls)
-        if sequence is None or rank.number not in sequence.members:
+        if sequence is None or rank.number not in sequence.members or max(told.count, told.first) > MOST_CALLS:
             return
         if told.number == LAST_WORDS:
             sequence.take_last_words(rank.number, told.name, told.size, tail)
@@ -99,7 +104,7 @@ class CallsDesk(Desk):
             self._forget(rank, oldest)
         groups[group] = None
         if group not in self.groups:
-            known = self.told.get(group)  # by the collector before this one
+            known = self.told.get(key_of(group))  # by the collector before this one
             self.groups[group] = Sequence(group, found=None if known is None or known.is_awaited else known)
         return self.groups[group]
 
@@ -197,7 +202,7 @@ class CallsDesk(Desk):
     def explain(self, ranks: Collection[int]) -> UnequalCalls | None:
         """Why these ranks wait, or have failed, as far as the collectives say."""
         groups = dict.fromkeys(group for rank in ranks for group in self._of_ranks.get(rank, ()))
-        known = [self.told[group] for group in groups if group in self.told]
+        known = [found for group in groups if (found := self.told.get(key_of(group))) is not None]
         return min(known, key=lambda one: one.is_awaited, default=None)
 
     def culprit_of(self, rank: int, *, has_waited: bool) -> int:

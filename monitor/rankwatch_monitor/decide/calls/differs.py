@@ -54,10 +54,11 @@ class Callers:
 class UnequalCalls:
     """The call of this ``number`` in the group is not the same on all members. ``sides``: the odd one first.
 
-    ``is_first``: all before were equal; else earlier ones are not known any more.
+    ``group`` is its key as text: no record, and no JavaScript, holds a number of 63 bits. ``is_first``: all before were equal;
+    else earlier ones are not known any more.
     """
 
-    group: int
+    group: str
     name: str
     number: int
     how: How
@@ -106,6 +107,10 @@ class Tail(NamedTuple):
     def at(self, number: int) -> CollectiveCall | None:
         place = number - self.first
         return self.calls[place] if 0 <= place < len(self.calls) else None
+
+
+def key_of(group: int) -> str:
+    return f"{group:016x}"
 
 
 class Overlap(NamedTuple):

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from rankwatch.shared.bounded import BoundedDict
 
-from .differs import How, Overlap, Tail, UnequalCalls, compare, how_they_differ, side_of, sides_at
+from .differs import How, Overlap, Tail, UnequalCalls, compare, how_they_differ, key_of, side_of, sides_at
 
 MOST_POINTS, MOST_OF_REFERENCE = 64, 512
 """Points of a member since it was last known to be equal, and of the reference. A rank whose messages come that much later than
@@ -346,7 +346,7 @@ class Sequence:
         if how is How.FEWER and sides[0].count == sides[1].count:
             how, sides = How.MORE, sides[::-1]
         is_first = number > compared.begin or compared.begin <= inquiry.first
-        return UnequalCalls(self.group, self.name, number, how, sides, is_first)
+        return UnequalCalls(key_of(self.group), self.name, number, how, sides, is_first)
 
     def _are_as_many(self, number: int, one: int, other: int) -> bool:
         """Whether two members had called as many when a batch was over, the first one in which they had called this one."""
@@ -388,4 +388,6 @@ class Sequence:
         behind = side_of((rank for rank, count in counts.items() if count == least), "", "")
         further = {rank for rank, count in counts.items() if count > least}
         further |= {rank for rank, member in self.members.items() if rank not in counts and member.count > least}
-        return UnequalCalls(self.group, self.name, least + 1, How.AWAITED, (behind, side_of(further, call.what, call.site)))
+        return UnequalCalls(
+            key_of(self.group), self.name, least + 1, How.AWAITED, (behind, side_of(further, call.what, call.site))
+        )

@@ -11,10 +11,12 @@ from rankwatch.shared.types import messages
 from rankwatch.shared.types.calls import LAST_WORDS, MAX_CALLS, CollectiveCall, GroupCount
 from rankwatch_monitor.decide.calls.calls_desk import MOST_GROUPS, MOST_KEPT
 from rankwatch_monitor.decide.core.effects import Alert, Note, Trouble
+from rankwatch_monitor.decide.core.journal import CollectivesDiffer
+from rankwatch_monitor.record import facts
 from rankwatch_monitor.views import as_json
 from rankwatch_monitor.views import text as as_text
 
-GROUP = 77
+GROUP = 2**63 - 1
 STEP = ("all_reduce of 4096 float32 (sum) at train.py:91 in step", "broadcast of 1 int64 at train.py:70 in step")
 BARRIER = "barrier at train.py:88 in save"
 REFUSED = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:9402"
@@ -114,9 +116,11 @@ def test_one_barrier_more_is_told_two_steps_later() -> None:
     assert len(ranks.at.asked(Alert)) == 1
     report = ranks.at.run.report()
     assert f"\n  calls      {text}\n" in as_text.render_so_far(report)
+    found = CollectivesDiffer(report.collectives[0])
+    assert facts.decode(*facts.encode(found)) == found
     (told,) = as_json.to_dict(report)["collectives"]
     assert (told["group"], told["number"], told["how"], told["is_first"], told["text"]) == (
-        "000000000000004d",
+        "7fffffffffffffff",
         11,
         "more",
         True,
@@ -303,6 +307,15 @@ def test_a_collector_that_was_restarted_tells_no_group_again() -> None:
     assert run.calls.all() == ranks.at.run.calls.all()
     assert not warnings(again)
     assert not later.asked
+
+
+def test_numbers_that_no_record_can_hold_are_not_taken() -> None:
+    ranks = ranks_of(2, steps=2)
+    for rank in (0, 1):
+        ranks.at.receive(rank, replace(makers.beat(3, 0, 2), calls=(GroupCount(GROUP, 2**63 - 1, rank),)))
+    ranks.answer()
+    assert not ranks.asked
+    assert all(member.count == 4 for member in ranks.at.run.calls.groups[GROUP].members.values())
 
 
 def test_of_very_many_groups_the_last_ones_are_compared_and_few_are_told() -> None:
