@@ -19,7 +19,7 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from ..touch.patched import OURS, patch
+from ..touch.patched import patch
 from ..touch.torch_private import never_compile, process_groups
 from ..touch.unseen import quietly
 from .counted import BARRIERS, COUNTED, count, count_ddp, counted, is_ours, meet_groups
@@ -167,10 +167,15 @@ def _hear() -> None:
     _hearing = tuple(map(weakref.ref, _listeners))
 
 
+_are_wrapped = False
+
+
 def count_collectives() -> None:
     """Wraps methods of torch's process groups, once for the process, and counts from now on."""
-    if process_groups is None or hasattr(process_groups.Work.wait, OURS):
+    global _are_wrapped
+    if process_groups is None or _are_wrapped:
         return
+    _are_wrapped = True
     meet_groups()
     for method in (*_GATHERS, *_REDUCTIONS, *_SENDS):
         patch(process_groups.ProcessGroup, method, functools.partial(_observed, method))
