@@ -133,6 +133,7 @@ class Desk:
                 told.compared,
             )
             assert (told_again.stall, told_again.stacks) == (told.stall, told.stacks)
+            assert (told_again.collectives, told_again.collectives_unkept) == (told.collectives, told.collectives_unkept)
             assert told_again.gaps == told.gaps or not run.over
             assert told_again.stops_ranks == told.stops_ranks
             assert [row.state for row in told_again.ranks] == [row.state for row in told.ranks]

@@ -23,6 +23,7 @@ import makers
 from rankwatch.shared.link import connection as connections
 from rankwatch.shared.link import sockets, wire
 from rankwatch.shared.types import messages
+from rankwatch.shared.types.calls import MAX_CALLS, MAX_TOLD, CollectiveCall, GroupCount
 from rankwatch.shared.types.fields import MAX_RANKS
 from rankwatch.shared.types.fingerprint import FingerprintRow, FingerprintTable, RankMesh
 from rankwatch.shared.types.frame import FrameTable
@@ -71,6 +72,14 @@ def _wide_hello(number: int) -> messages.Hello:
     return replace(_hello(number), world_size=MAX_RANKS, host=most, device=most, torch=most, gpu=Gpu(most, most, most, most))
 
 
+_CALLS = (CollectiveCall(1, "x" * 80, "x" * 160),) * MAX_CALLS
+
+
+def _counts(number: int) -> tuple[GroupCount, ...]:
+    """Of other groups each time."""
+    return tuple(GroupCount(MAX_TOLD * number + place, number, number) for place in range(MAX_TOLD))
+
+
 KINDS: dict[str, Callable[[int], messages.Message]] = {
     "HELLO": _hello,
     "wide HELLO": _wide_hello,
@@ -84,6 +93,8 @@ KINDS: dict[str, Callable[[int], messages.Message]] = {
     "OFF": lambda n: messages.Off(n, LONG),
     "BEAT": lambda n: makers.beat(n, 0, 0),
     "INSPECTED": lambda n: messages.Inspected(n, LONG, (LONG,) * messages.MAX_STACK_LINES),
+    "counting BEAT": lambda n: replace(makers.beat(n, 0, 0), calls=_counts(n)),
+    "RECOUNTED": lambda n: messages.Recounted(0, n % 64, LONG, MAX_RANKS, 1, n, _CALLS),
     "ACK": lambda n: messages.Ack(n, abort=True),
     "BYE": lambda n: messages.Bye(n, "finished", LONG),
     "TUNE": lambda n: messages.Tune("", Tuning(trace_batch_nums=tuple(range(n, n + 5000)))),

@@ -111,8 +111,12 @@ def run_job(
     command: Sequence[str],
     *options: str,
     env: Mapping[str, str] | None = None,
+    calls_differ: bool = False,
 ) -> Job:
-    """Runs ``rankwatch run OPTIONS -- COMMAND`` to its end. An abort waits until its ranks come back, if no option says less."""
+    """Runs ``rankwatch run OPTIONS -- COMMAND`` to its end. An abort waits until its ranks come back, if no option says less.
+
+    ``calls_differ``: whether the training is one whose ranks call different collectives. Of any other, none may be told.
+    """
     runs = tmp_path / "runs"
     marker = uuid.uuid4().hex
     done = subprocess.run(
@@ -122,7 +126,14 @@ def run_job(
         env=environment(TEST_JOB_MARKER=marker, **(env or {})),
         check=False,
     )
+    assert calls_differ or not (told := unequal_calls(runs)), told
     return Job(done.returncode, done.stdout, done.stderr, (runs / "latest").resolve(), left_behind(marker))
+
+
+def unequal_calls(runs: Path) -> list[str]:
+    """Of the runs in a folder, what is told of ranks that call different collectives."""
+    reports = [json.loads(path.read_text()) for path in runs.glob("*/report.json")]
+    return [one["text"] for report in reports for one in report["collectives"] if one["how"] != "awaited"]
 
 
 class Training:

@@ -46,7 +46,7 @@ class Told:
         return told
 
 
-def _batch(table: Any, summary: Any) -> str:
+def _batch(table: Any, summary: Any, _: Any) -> str:
     states = zlib.crc32(summary.states)
     at = f"{summary.batch}.{summary.first_frame} step {summary.optimizer_step}"
     return f"{at} traced {summary.traced} {len(table.specs)} {table.id} {states:08x}"

@@ -9,6 +9,7 @@ from typing import Any
 
 from rankwatch.shared.link import wire
 from rankwatch.shared.types import messages
+from rankwatch.shared.types.calls import CollectiveCall, GroupCount
 from rankwatch.shared.types.closeup import CloseUp, Precision
 from rankwatch.shared.types.fingerprint import ALL_ROWS, Fingerprint, FingerprintRow, FingerprintTable, RankMesh
 from rankwatch.shared.types.frame import (
@@ -166,6 +167,21 @@ def loss_batch(number: int, loss: float, fed: float = 1.0) -> messages.Batch:
 
 def beat(*at: int, phase: str = "forward") -> messages.Beat:
     return messages.Beat(moment(*at), phase, 0, 0, 1000.0)
+
+
+def counts(count: int = 5128, digest: int = 2**62, group: int = 77) -> tuple[GroupCount, ...]:
+    return (GroupCount(group, count, digest),)
+
+
+def recounted(
+    number: int = 4, first: int = 5127, *calls: CollectiveCall, count: int = 5128, group: int = 77
+) -> messages.Recounted:
+    """By default two calls, the last ones."""
+    usual = (
+        CollectiveCall(11, "all_reduce of 4096 float32 (sum)", "train.py:91 in step"),
+        CollectiveCall(12, "barrier", "train.py:88 in save"),
+    )
+    return messages.Recounted(number, group, "the default group", 2, first, count, calls or usual)
 
 
 def moment(batch: int, evaluation: int, frame: int, step: int | None = None) -> Moment:

@@ -18,6 +18,7 @@ from rankwatch.shared.types.closeup import CloseUp
 from rankwatch.shared.types.config import resolve
 from rankwatch.shared.types.fingerprint import Fingerprint, FingerprintTable
 from rankwatch.shared.types.frame import BatchSummary, Frame, FrameTable, Position
+from rankwatch.shared.types.messages import Counts
 from rankwatch.shared.types.notice import Notice
 from rankwatch.shared.types.trip import Trip
 from trainings.parts import multiplied
@@ -68,7 +69,10 @@ class Notebook:
         self.detector.remove()
         return self.trip
 
-    def on_batch(self, table: FrameTable, summary: BatchSummary) -> None:
+    def calls(self) -> Counts:
+        return ()
+
+    def on_batch(self, table: FrameTable, summary: BatchSummary, calls: Counts) -> None:
         self.sent.append((table, summary))
 
     def on_notice(self, notice: Notice) -> None:

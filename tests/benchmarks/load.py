@@ -1,15 +1,18 @@
 """The load that one collector can take: a real ``rankwatch collector`` on one core, simulated ranks on the others.
 
-    python tests/benchmarks/load.py [--ranks 64,1024,16384x4] [--parameters 0,1000] [--seconds 60] [--trips 10] [--json FILE]
+    python tests/benchmarks/load.py [--ranks 64,1024,16384x4] [--parameters 0,1000] [--groups 0,4] [--seconds 60] [--trips 10]
+        [--json FILE]
 
 Every rank is a DEALER with its own keys. It sends HELLO and its frame table, then one batch (1,000 readings) each second, or
 with "16384x4" every 4 seconds, as the steps of large jobs are long; and a BEAT each heartbeat, as an agent does. With
 --parameters, each rank also sends its fingerprint with each batch: of all parameters with the first three, then of a 16th. A
-few processes hold all the ranks. Beside these ranks
+few processes hold all the ranks. With --groups, each batch and beat says how many collectives of so many process groups the rank
+has called by then, the same on all ranks. Beside these ranks
   - a probe rank (in its own run) asks for an ACK every 50 ms: "latency" is the time from its BEAT to the ACK;
   - small runs of 8 ranks trip one after another: "small: TRIP to ABORT" and "to last ACK" are the times that the tripping
     rank and the last rank see.
-"decode us" and "compare us" are the collector's CPU time for one fingerprint, with all ranks equal, measured in this process.
+"decode us" and "compare us" are the collector's CPU time for one fingerprint, with all ranks equal, measured in this process;
+"calls us" is that for what one batch says of the groups, decoded and compared.
 For each size it prints messages per second, the collector's CPU (100 % is one core, its I/O thread included), the collector's
 memory at the start, middle and end of the load, what a rank costs of it (and of a bare ROUTER's), and these latencies. "behind"
 counts sends that found the queue full or the window closed.
@@ -54,11 +57,14 @@ sys.path[:0] = [str(ROOT / folder) for folder in ("tests", "agent", "monitor")]
 import zmq
 
 import makers
+from desk import connected
 from jobs import environment
 from rankwatch.shared.link import connection as connections
 from rankwatch.shared.link import sockets, wire
 from rankwatch.shared.link.connection import Connection
 from rankwatch.shared.types import messages
+from rankwatch.shared.types.calls import GroupCount
+from rankwatch.shared.types.fields import MAX_INT
 from rankwatch.shared.types.fingerprint import ALL_ROWS, Fingerprint, FingerprintRow, FingerprintTable, RankMesh
 from rankwatch.shared.types.frame import NO_STAGE, BatchSummary, FrameSpec, FrameTable, Kind, Moment, ReadingSpec, pack
 from rankwatch.tell.window import Window
@@ -78,6 +84,9 @@ MODULES = [
 ]
 TABLE = FrameTable(tuple(MODULES))
 PARAMETERS = 1000
+CALLS = 64
+"""Collectives of a group in a batch."""
+
 SLOTS = 16
 
 TRIPS = 100
@@ -109,13 +118,18 @@ PACE = 0.005
 """Seconds between bursts of a process that simulates ranks."""
 
 
-def batch_messages(batch: int, seq: int = 0) -> list[bytes]:
+def counts(batch: int, groups: int) -> tuple[GroupCount, ...]:
+    """The same on all ranks."""
+    return tuple(GroupCount(group, CALLS * (batch + 1), hash((group, batch)) & MAX_INT) for group in range(1, groups + 1))
+
+
+def batch_messages(batch: int, seq: int = 0, groups: int = 0) -> list[bytes]:
     """One batch message for each variant of rank."""
     made = []
     for variant in range(VARIANTS):
         column = pack("f", [1.0 + (row * (variant + 1) + batch) % 97 for row in range(ROWS)])
         summary = BatchSummary(batch, 0, batch, time.time(), time.time(), False, TABLE.id, column, column, bytes(ROWS))
-        made.append(wire.encode(messages.Batch(seq or batch + 1, summary)))
+        made.append(wire.encode(messages.Batch(seq or batch + 1, summary, counts(batch, groups))))
     return made
 
 
@@ -145,14 +159,21 @@ class Ranks:
     """
 
     def __init__(
-        self, connection: Connection, job: str, world_size: int, numbers: range, parameters: int = 0, every: float = 1.0
+        self,
+        connection: Connection,
+        job: str,
+        world_size: int,
+        numbers: range,
+        parameters: int = 0,
+        every: float = 1.0,
+        groups: int = 0,
     ) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.context.set(zmq.MAX_SOCKETS, sockets.MAX_PEERS)
         self.numbers = numbers
         self.behind = 0
         self.heartbeat = 1.0
-        self._every = every
+        self._every, self._groups = every, groups
         self._job, self._world_size = job, world_size
         self._table = fingerprint_table(range(1, world_size), parameters) if parameters else None
         self._flooded = 0
@@ -242,9 +263,10 @@ class Ranks:
         beats_per_batch = every / self.heartbeat
         next_asked = next_told = 0
         for batch in range(batches):
-            packed = batch_messages(batch, 2 * batch + 2 if self._table is not None else 0)
+            packed = batch_messages(batch, 2 * batch + 2 if self._table is not None else 0, self._groups)
             fingerprint = fingerprint_message(self._table, batch) if self._table is not None else b""
-            beat = wire.encode(messages.Beat(Moment(batch, batch, 0, len(MODULES)), "backward", 1, 0, time.time()))
+            where = messages.Beat(Moment(batch, batch, 0, len(MODULES)), "backward", 1, 0, time.time())
+            beat = wire.encode(replace(where, calls=counts(batch, self._groups)))
             done = 0
             while done < count:
                 # The collector asks or aborts the ranks in this order: polling all of them repeatedly would take longer.
@@ -355,11 +377,11 @@ def _from_source(connection: Connection, number: int) -> Connection:
     return replace(connection, address=f"tcp://{source}:0;{host}:{port}") if source else connection
 
 
-def simulate(pipe: Pipe, path: str, job: str, world_size: int, numbers: range, parameters: int, every: float) -> None:
+def simulate(pipe: Pipe, path: str, job: str, world_size: int, numbers: range, *of: Any) -> None:
     """The body of a process that holds ranks: runs the calls that come through the pipe, one after another."""
     if job in FLOODS:
         sockets.SEND_HIGH_WATER = 4  # so that messages sent are messages accepted
-    ranks = Ranks(connections.read(Path(path)), job, world_size, numbers, parameters, every)
+    ranks = Ranks(connections.read(Path(path)), job, world_size, numbers, *of)
     while (call := pipe.recv()) is not None:
         name, *arguments = call
         value = getattr(ranks, name)
@@ -379,6 +401,7 @@ class Crowd:
         cores: list[int],
         parameters: int = 0,
         every: float = 1.0,
+        groups: int = 0,
     ) -> None:
         count = max(min(len(cores), len(ranks)), -(-len(ranks) // RANKS_A_PROCESS))
         spawn = multiprocessing.get_context("spawn")
@@ -386,7 +409,8 @@ class Crowd:
         for process in range(count):
             numbers = ranks[len(ranks) * process // count : len(ranks) * (process + 1) // count]
             ours, theirs = spawn.Pipe()
-            started = spawn.Process(target=simulate, args=(theirs, str(path), job, world_size, numbers, parameters, every))
+            of = theirs, str(path), job, world_size, numbers, parameters, every, groups
+            started = spawn.Process(target=simulate, args=of)
             started.start()
             os.sched_setaffinity(started.pid or 0, {cores[process % len(cores)]})
             if job != "drown":  # its ranks must answer while they flood
@@ -646,13 +670,15 @@ def quantile(values: list[float], share: float) -> float:
     return sorted(values)[math.ceil(share * len(values)) - 1] if values else float("nan")
 
 
-def under_load(size: Size, parameters: int, seconds: int, trips: int, cores: list[int], folder: Path) -> dict[str, Any]:
+def under_load(
+    size: Size, parameters: int, groups: int, seconds: int, trips: int, cores: list[int], folder: Path
+) -> dict[str, Any]:
     """One size of the first table."""
     world_size, every = size
     batches = round(seconds / every)
     with collector(folder, cores[0], folder / "log") as (usage, path):
         alone = usage.memory()
-        crowd = Crowd(path, "load", world_size, range(1, world_size), cores[1:] or cores, parameters, every)
+        crowd = Crowd(path, "load", world_size, range(1, world_size), cores[1:] or cores, parameters, every, groups)
         try:
             crowd.call("connect")
             connected = usage.memory()
@@ -697,7 +723,9 @@ def under_load(size: Size, parameters: int, seconds: int, trips: int, cores: lis
         "ranks x batches/s": world_size / every,
         "parameters": parameters,
         "fingerprint bytes": len(fingerprint_message(table, SLOTS)) if table is not None else 0,
-        "batch bytes": len(batch_messages(0)[0]),
+        "groups": groups,
+        "batch bytes": len(batch_messages(0, groups=groups)[0]),
+        "calls us": cpu_of_calls(world_size, groups) if groups else 0.0,
         **(cpu_of_comparing(world_size, parameters) if parameters else {"decode us": 0.0, "compare us": 0.0}),
         "messages/s": (world_size - 1) * (batches * (1 + bool(parameters)) + seconds / heartbeat) / elapsed,
         "cpu %": 100 * cpu / elapsed,
@@ -743,6 +771,27 @@ def cpu_of_comparing(world_size: int, parameters: int) -> dict[str, float]:
     return {f"{name} us": 1e6 * seconds / (SLOTS * world_size) for name, seconds in spent.items()}
 
 
+def cpu_of_calls(world_size: int, groups: int) -> float:
+    """Microseconds of CPU that the counts of one batch take, decoded and compared; of batches of all ranks, after a first one."""
+    desk = connected(world_size)
+    batches = [
+        (wire.encode(messages.Batch(1, makers.summary(), counts(batch, of))) for of in (0, groups)) for batch in range(4)
+    ]
+    spent = []
+    for batch, (bare, full) in enumerate(batches):
+        began = time.process_time()
+        for number in range(world_size):
+            message = wire.decode(full)
+            assert isinstance(message, messages.Batch)
+            desk.run.calls.take(desk.run.ranks[number], message.calls, float(batch), batch)
+        counted = time.process_time() - began
+        began = time.process_time()
+        for _ in range(world_size):
+            wire.decode(bare)
+        spent.append((counted - (time.process_time() - began)) / world_size * 1e6)
+    return statistics.median(spent[1:])
+
+
 def spread(name: str, values: list[float]) -> dict[str, float]:
     return {f"{name} {part}": quantile(values, share) for part, share in (("p50", 0.5), ("p99", 0.99), ("max", 1.0))}
 
@@ -775,8 +824,8 @@ def columns(name: str) -> dict[str, str]:
 
 LOAD_COLUMNS = {
     "ranks": "{:.0f}", "seconds a batch": "{:g}", "ranks x batches/s": "{:.0f}", "parameters": "{}",
-    "fingerprint bytes": "{}", "batch bytes": "{}",
-    "decode us": "{:.1f}", "compare us": "{:.1f}",
+    "fingerprint bytes": "{}", "groups": "{}", "batch bytes": "{}",
+    "decode us": "{:.1f}", "compare us": "{:.1f}", "calls us": "{:.1f}",
     "messages/s": "{:.0f}", "cpu %": "{:.0f}", "seconds": "{:.1f}", "behind": "{}",
     **{f"KiB a rank, {when}": "{:.1f}" for when in ("connected", "at the end", "bare ROUTER")},
     "latency p50": "{:.1f}", "latency p99": "{:.1f}", "latency last": "{:.1f}",
@@ -811,6 +860,12 @@ def main() -> None:
         default=[0, PARAMETERS],
         help="of which each rank sends fingerprints; 0: none; for each, every size is measured",
     )
+    parser.add_argument(
+        "--groups",
+        type=lambda text: [int(part) for part in text.split(",")],
+        default=[0, 4],
+        help="whose collectives each rank counts; for each, every size is measured",
+    )
     parser.add_argument("--seconds", type=int, default=60, help="of load at each size")
     parser.add_argument("--trips", type=int, default=10, help="of the large run, of either kind")
     parser.add_argument("--flood", type=int, default=64, metavar="RANKS", help="ranks of the flood; 0: none")
@@ -822,12 +877,13 @@ def main() -> None:
     print(f"{len(cores)} cores, the collector on one of them; {ROWS} readings a batch, {len(batch_messages(0)[0])} bytes\n")
     result: dict[str, Any] = {"load": [], "flood": []}
     room = raise_descriptor_limit()
-    for size, parameters in itertools.product(arguments.ranks, arguments.parameters):
+    for size, parameters, groups in itertools.product(arguments.ranks, arguments.parameters, arguments.groups):
         if size.ranks > room:
             print(f"  {size.ranks} ranks: not run, as a process may have files open for {room} ranks here (ulimit -Hn)\n")
             continue
         with tempfile.TemporaryDirectory() as folder:
-            result["load"].append(under_load(size, parameters, arguments.seconds, arguments.trips, cores, Path(folder)))
+            of = arguments.seconds, arguments.trips, cores, Path(folder)
+            result["load"].append(under_load(size, parameters, groups, *of))
         show(result["load"][-1:], LOAD_COLUMNS)
         print(flush=True)
     if arguments.flood:

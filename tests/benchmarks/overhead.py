@@ -2,7 +2,7 @@
 
     python tests/benchmarks/overhead.py [--small] [--json FILE] [--models t5,gpt2] [--modes bare,frame] [...]
 
-Five tables:
+Six tables:
   steps    The time of a training step (forward, backward, AdamW, zero_grad) divided by the bare model's.
            Each mode has its own model from the same seed, watched from its first step to its last. In every round each mode
            does one step, in a shuffled order; a ratio compares two steps of one round. Watching has a cycle: the weights are
@@ -23,6 +23,8 @@ Five tables:
   calls    The CPU time of the training thread that watching adds to a step, per call of a module: of small modules, where the
            model itself costs next to nothing. On one thread. As in "steps", a figure is the median at each step of the cycle,
            averaged over the cycle.
+  counted  The time that counting adds to a collective, in us: the wrapper of torch's method with and without it, in turns, around
+           a method that does nothing. The figure is that of the fastest turns. Its user is three frames away.
   measure  The time of rankwatch's measurement of one tensor, divided by the time of torch.aminmax. On a device also the
            bandwidth, as a share of that of a copy on the device, which reads and writes as many bytes.
 
@@ -35,6 +37,7 @@ import argparse
 import gc
 import itertools
 import json
+import math
 import os
 import random
 import statistics
@@ -52,6 +55,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / folder) for folder in ("tests", "agent")]
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.models import DTYPES, EAGER, MODELS, MODES, WAYS, NotAvailable, Setting, Trainee, graphs_made, time_of
@@ -62,13 +66,17 @@ from rankwatch.hook.backwards import Backwards
 from rankwatch.hook.forwards import Forwards
 from rankwatch.hook.loss import Losses
 from rankwatch.hook.step.guard import Guard
+from rankwatch.measure import collectives
+from rankwatch.measure.counted import COUNTED
 from rankwatch.measure.extremes import Layout, Measure, TapeRow, layout_of
+from rankwatch.measure.ledger import LEDGER
 from rankwatch.replicas import fingerprints
 from rankwatch.replicas import slots as plan
 from rankwatch.replicas.fingerprints import FingerprintTaker
 from rankwatch.rerun.forward import RootEntry
+from rankwatch.touch.torch_private import GroupFacts
 
-TABLES = ("steps", "parts", "memory", "calls", "measure")
+TABLES = ("steps", "parts", "memory", "calls", "counted", "measure")
 FINGERPRINT, ALL_AT_ONCE, WHOLE = "fingerprint", "fingerprints=1", "all hooks"
 KIBI_ELEMENTS = (64, 256, 1024, 4096, 16384)
 """The tensors of the table "measure"."""
@@ -379,6 +387,49 @@ def table_of_calls(rounds: int) -> list[Line]:
     return rows
 
 
+MOST_TO_COUNT = 1.5
+"""Microseconds: as long as the wrapper took more before calls were counted, when it went through a WeakSet. A collective of two
+ranks on one host takes a hundred."""
+
+
+def table_of_counting(rounds: int) -> list[Line]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
+    group = dist.group.WORLD
+    LEDGER.meet(group, GroupFacts("0", "", (0, 1), is_default=True, has_two_orders=False))
+    x = torch.zeros(4096)
+    calls: dict[str, tuple[Any, ...]] = {
+        "allreduce": ([x], dist.AllreduceOptions()),
+        "broadcast": ([x], dist.BroadcastOptions()),
+        "_allgather_base": (x, x, None),
+        "alltoall_base": (x, x, [], [], None),
+    }
+    print(f"\n  {'counted':<26}{'us':>9}", flush=True)
+    rows: list[Line] = []
+    for method, args in calls.items():
+        counting = collectives._observed(method, lambda *_: None)
+        with patch.object(collectives, "COUNTED", {}):
+            plain = collectives._observed(method, lambda *_: None)
+        fastest = {plain: math.inf, counting: math.inf}
+        for wrapper in [plain, counting] * max(rounds, 8):
+            begin = time.perf_counter()
+            for _ in range(200):
+                _call_below(wrapper, group, args, 2)
+            fastest[wrapper] = min(fastest[wrapper], (time.perf_counter() - begin) / 200)
+        us = 1e6 * (fastest[counting] - fastest[plain])
+        kind = COUNTED[method].kind
+        rows.append({"kind": kind, "us": us, "verdict": verdict(us, MOST_TO_COUNT)})
+        print(f"  {kind:<26}{us:9.2f}  {rows[-1]['verdict']}", flush=True)
+    dist.destroy_process_group()
+    return rows
+
+
+def _call_below(wrapper: Callable[..., Any], group: Any, args: tuple[Any, ...], frames: int) -> None:
+    if frames:
+        _call_below(wrapper, group, args, frames - 1)
+    else:
+        wrapper(group, *args)
+
+
 def absent(setting: Setting, mode: str, error: Exception) -> Line:
     reason = str(error) if isinstance(error, NotAvailable) else repr(error)
     print(f"  {mode:<14}{'n/a':>9}  {reason.partition(chr(10))[0][:90]}", flush=True)
@@ -452,6 +503,8 @@ def main() -> None:
             results["memory"] += table_of_memory(setting, peaks)
     if "calls" in arguments.tables and device == "cpu":
         results["calls"] = table_of_calls(arguments.steps)
+    if "counted" in arguments.tables:
+        results["counted"] = table_of_counting(arguments.steps)
     if "measure" in arguments.tables:
         results["measure"] = table_of_measuring(size, device, arguments.steps)
     if arguments.json:

@@ -23,7 +23,7 @@ def measured(tmp_path: Path, script: str, *arguments: str) -> Any:
 
 
 def test_load(tmp_path: Path) -> None:
-    options = "--ranks 16 --seconds 3 --trips 2 --parameters 0,40 --flood 4 --flood-seconds 1"
+    options = "--ranks 16 --seconds 3 --trips 2 --parameters 0,40 --groups 2 --flood 4 --flood-seconds 1"
     figures = measured(tmp_path, "load.py", *options.split())
     assert [load["parameters"] for load in figures["load"]] == [0, 40]
     for load, messages in zip(figures["load"], (2, 3), strict=True):
@@ -33,6 +33,7 @@ def test_load(tmp_path: Path) -> None:
         assert load["small trips"] > 0
         assert 0 < load["small: TRIP to ABORT p50"] <= load["small: TRIP to last ACK p99"]
         assert load["trips"] == 2
+        assert load["calls us"] > 0
         for kind in ("", "asked: "):
             assert 0 < load[f"{kind}TRIP to ABORT p50"] <= load[f"{kind}TRIP to last ACK max"]
     assert 0 == figures["load"][0]["fingerprint bytes"] < figures["load"][1]["fingerprint bytes"]

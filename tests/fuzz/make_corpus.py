@@ -33,7 +33,7 @@ ONE_OF_EACH: list[messages.Message] = [
     makers.hello(1, 2, gpu=makers.gpu()),
     messages.Welcome("train-0", 1.0, 2.0, 7, "/runs/train-0", "head", 8192),
     messages.Table(makers.table()),
-    messages.Batch(4, makers.summary(149)),
+    messages.Batch(4, makers.summary(149), makers.counts()),
     messages.Tripped(5, makers.trip(root_inputs=(makers.reading("input[0]"),), loss_scale=1024.0)),
     messages.LookedCloser(7, makers.closeup()),
     messages.Noticed(6, makers.notice()),
@@ -44,6 +44,8 @@ ONE_OF_EACH: list[messages.Message] = [
     messages.Probe(makers.moment(3, 0, 17)),
     messages.Inspect(3),
     messages.Inspected(3, "train.py:31 in load", ("main thread", "  train.py:31 in load")),
+    messages.Recount(4, 77, 5065),
+    makers.recounted(),
     messages.Abort("rank 1 of 2", 1, 1000.0, 10.0, 300.0, 7, "decoder.wo", "overflow"),
     messages.Stay(300.0),
     messages.Ack(9, abort=True, handled=11),
@@ -125,14 +127,14 @@ def parts_in(value: Any) -> list[str]:
 
 
 def fields_broken() -> Iterator[tuple[str, bytes]]:
-    """Every message with one field mutated; of the last field, with each part mutated."""
+    """Every message with one field mutated, and with each part of a field mutated."""
     for message in ONE_OF_EACH:
         parts = parts_of(message)
         kind = parts[0]
-        named = [(field.name, (index,)) for index, field in enumerate(dataclasses.fields(message), 1)]
-        places: list[tuple[str, tuple[int, ...]]] = [*named]
-        last = named[-1][0]
-        places += [(f"{last}.{part}", (len(named), index)) for index, part in enumerate(parts_in(getattr(message, last)))]
+        places = list[tuple[str, tuple[int, ...]]]()
+        for index, field in enumerate(dataclasses.fields(message), 1):
+            parts_of_field = enumerate(parts_in(getattr(message, field.name)))
+            places += [(field.name, (index,)), *((f"{field.name}.{part}", (index, at)) for at, part in parts_of_field)]
         for name, path in places:
             for what, wrong in wrong_ones(pick(parts, *path)):
                 if (entry := f"{kind.lower()}.{name}-{what}") not in NOT_BROKEN:
@@ -183,6 +185,24 @@ def deep_parts_broken() -> Iterator[tuple[str, bytes]]:
     ]
     for name, value, path in of_trip:
         yield f"trip.{name}", msgpack.packb(put(trip, value, *path))
+    counts: list[Breakage] = [
+        ("of-nine", [1, 2, 3] * 9, (3,)),
+        ("without-a-digest", [1, 2], (3,)),
+        ("of-arrays", [[1, 2, 3]], (3,)),
+        ("negative", [1, -1, 3], (3,)),
+        ("huge", [2**63, 1, 3], (3,)),
+    ]
+    for name, wrong, path in counts:
+        yield f"batch.calls-are-{name}", msgpack.packb(put(batch, wrong, *path))
+    of_recounted: list[Breakage] = [
+        ("are-too-many", [[1, "barrier", "a.py:1 in f"]] * 65, (7,)),
+        ("call-is-short", [1, "barrier"], (7, 0)),
+        ("signature-is-huge", 2**63, (7, 0, 0)),
+        ("what-is-too-long", "x" * 81, (7, 0, 1)),
+        ("site-is-too-long", "x" * 161, (7, 0, 2)),
+    ]
+    for name, wrong, path in of_recounted:
+        yield f"recounted.calls-{name}", msgpack.packb(put(parts_of(makers.recounted()), wrong, *path))
     beat = parts_of(makers.beat(3, 0, 17))
     for name, wrong in (
         ("nan", [makers.NAN] * 4),

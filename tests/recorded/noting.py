@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from rankwatch.measure.ledger import LEDGER
 from rankwatch.shared.link import wire
 from rankwatch.shared.types import messages
 from rankwatch.shared.types.fingerprint import LANE_BYTES, UNKNOWN, FingerprintTable
@@ -49,6 +51,16 @@ def note_what_is_sent(folder: Path) -> None:
         append(self, made, table)
 
     Link._append = appended  # type: ignore[method-assign]
+
+
+def note_calls(folder: Path, rank: int) -> None:
+    """Writes down how many collectives this rank has called in each group, their digest, and the last ones."""
+    noted = {}
+    for calls in LEDGER.groups():
+        count = calls.count()
+        told = LEDGER.recounted(messages.Recount(0, calls.key, max(1, count.calls - 20)))
+        noted[calls.key] = calls.name, count.calls, count.digest, [f"{one.what} at {one.site}" for one in told.calls]
+    (folder / f"calls{rank}.json").write_text(json.dumps(noted))
 
 
 def _without_the_machine(hello: messages.Hello) -> messages.Hello:

@@ -46,6 +46,7 @@ def run(
     found = [f"processes are left: {job.left_behind}"] if job.left_behind else []
     if job.code:
         return [*found, f"exit code {job.code}: {job.stdout}{job.stderr[-2000:]}"], Recording(())
+    found += unequal_calls([json.loads((folder / f"calls{rank}.json").read_text()) for rank in range(case.ranks)])
     sent = in_turn(unframed((folder / "sent").read_bytes()))
     if table == "agreeing":
         return found + case.truth.complaints(job.report), Recording(sent)
@@ -56,6 +57,15 @@ def run(
     alike = _alike([rank["seen"] for rank in noted])
     found += case.truth.truth.complaints(entries, said(job)) + untrue(entries, case.truth.groups, alike)
     return found, Recording(sent, alike)
+
+
+def unequal_calls(noted: list[dict[str, tuple[str, int, int, list[str]]]]) -> list[str]:
+    """Groups whose members have not called the same collectives. All ranks are at the same place of their script."""
+    found: dict[str, dict[tuple[str, int, int], list[tuple[int, list[str]]]]] = {}
+    for rank, groups in enumerate(noted):
+        for key, (name, calls, digest, last) in groups.items():
+            found.setdefault(key, {}).setdefault((name, calls, digest), []).append((rank, last))
+    return [f"not the same calls: {sides}" for sides in found.values() if len(sides) > 1]
 
 
 def complaints(start: Callable[..., list[str]], table: str, name: str, folder: Path) -> list[str]:

@@ -80,15 +80,15 @@ def test_there_is_an_alert_for_each_thing_that_goes_wrong() -> None:
     assert set(re.findall(r"- alert: (\w+)", RULES.read_text())) == {
         *("RankwatchRankLost", "RankwatchRankStalled", "RankwatchHeadroomLow", "RankwatchCollectorDown"),
         *("RankwatchOverflow", "RankwatchBatchesDropped", "RankwatchCollectorStuck", "RankwatchDesync"),
-        "RankwatchStepSkipped",
+        *("RankwatchStepSkipped", "RankwatchCollectivesDiffer"),
     }
-    assert len(CONDITIONS) == RULES.read_text().count("summary:") == RULES.read_text().count("description:") == 9
+    assert len(CONDITIONS) == RULES.read_text().count("summary:") == RULES.read_text().count("description:") == 10
 
 
 @needs_promtool
 def test_promtool_takes_the_scrape_config_and_the_rules() -> None:
     assert "1 rule files found" in promtool("check", "config", str(PROMETHEUS / "prometheus.yml"))
-    assert "9 rules found" in promtool("check", "rules", "--lint=all", "--lint-fatal", str(RULES))
+    assert "10 rules found" in promtool("check", "rules", "--lint=all", "--lint-fatal", str(RULES))
 
 
 @needs_promtool

@@ -20,6 +20,7 @@ from ..shared.types.closeup import CloseUp
 from ..shared.types.config import Capsule, Config
 from ..shared.types.fingerprint import Fingerprint, FingerprintTable
 from ..shared.types.frame import BatchSummary, Frame, FrameTable
+from ..shared.types.messages import Counts
 from ..shared.types.notice import Notice
 from ..shared.types.trip import Cause, Trip
 from ..shared.words.cause import advise, classify
@@ -71,13 +72,16 @@ class Reports:
         """The run's folder on the collector's host; empty: it is not known."""
         return self.link.folder if self.link is not None else ""
 
-    def on_batch(self, table: FrameTable, summary: BatchSummary) -> None:
+    def calls(self) -> Counts:
+        return self.link.calls.news() if self.link is not None else ()
+
+    def on_batch(self, table: FrameTable, summary: BatchSummary, calls: Counts) -> None:
         self.last.add(table, summary)
         self._losses.take(table, summary)
         self._patterns.take(table, summary)
         self._compare_ranks()
         if self.link is not None:
-            self.link.send_batch(table, summary)
+            self.link.send_batch(table, summary, calls)
 
     def on_notice(self, notice: Notice) -> None:
         if self.link is not None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # none of this is used here: the life of a batch is decided, 
     from ..rerun.forward import RootEntry
     from ..rerun.loss_backward import LossBackward
     from ..rerun.loss_graph import LossOrigin
+    from ..shared.types.messages import Counts
 
 MAX_TABLES = 64
 """Frame tables cached. If every batch differs, each table is hashed anew, but memory stays bounded."""
@@ -231,6 +232,8 @@ class BatchPart:
         self._started_at = time.time()
         self._ended_at = 0.0
         self._memory = 0
+        self.calls: Counts = ()
+        """The collectives of this process when it was closed."""
 
     @property
     def is_judged(self) -> bool:
@@ -264,9 +267,10 @@ class BatchPart:
         batch, evaluation, frame = self.frames[-1].position if self.frames else NOWHERE
         return Position(batch, evaluation, frame + 1)
 
-    def close(self, memory: int) -> None:
+    def close(self, memory: int, calls: Counts = ()) -> None:
         """No module adds a frame any more. ``memory``: bytes of tensors on the device; 0: not told."""
         self.move(PartState.CLOSED)
+        self.calls = calls
         self._ended_at, self._memory = time.time(), memory
 
     def finish(self, tables: Tables) -> tuple[FrameTable, BatchSummary]:

@@ -15,6 +15,7 @@ from ..rerun.forward import Forward
 from ..shared.types.closeup import CloseUp
 from ..shared.types.fingerprint import Fingerprint, FingerprintTable
 from ..shared.types.frame import BatchSummary, Frame, FrameTable
+from ..shared.types.messages import Counts
 from ..shared.types.notice import Notice
 from ..shared.types.trip import Trip
 
@@ -34,10 +35,12 @@ class Reporter(Protocol):
     the close-up is done, which ends early if it is not ``is_wanted`` any more, and writes a capsule by ``capsule_rules``.
     Then ``on_trip`` returns the exception that is raised in the training. Of a step that was left out, ``on_left_out`` is called
     in its place. ``on_limit`` returns the one that ends it after
-    ``abort_after_batch_num``. ``on_fault`` is told of the error of ours that switched the detector off.
+    ``abort_after_batch_num``. ``calls``: what it has to tell of the collectives of this process, as they are now, with the batch
+    whose part ends. ``on_fault`` is told of the error of ours that switched the detector off.
     """
 
-    def on_batch(self, table: FrameTable, summary: BatchSummary) -> None: ...
+    def calls(self) -> Counts: ...
+    def on_batch(self, table: FrameTable, summary: BatchSummary, calls: Counts) -> None: ...
     def on_notice(self, notice: Notice) -> None: ...
     def on_trace(self, frames: list[Frame]) -> None: ...
     def on_found(self, trip: Trip) -> None: ...

@@ -233,7 +233,7 @@ class Settler:
 
     def _close(self, part: BatchPart) -> None:
         is_forward = bool(part.frames) and part.frames[0].spec.phase is Phase.FORWARD
-        part.close(memory_of_tensors(self._model.root) if is_forward else 0)
+        part.close(memory_of_tensors(self._model.root) if is_forward else 0, self._reporter.calls())
 
     def release(self, part: BatchPart) -> None:
         """A backward has reached the part: it is sent now, or as soon as it is judged."""
@@ -483,7 +483,7 @@ class Settler:
             self._trace(part)
         part.move(PartState.SENT)
         if part.frames and part.batch.is_streamed and not part.is_cut:
-            self._reporter.on_batch(*part.finish(self._tables))
+            self._reporter.on_batch(*part.finish(self._tables), part.calls)
             for notice in self._health.look(part):
                 self._reporter.on_notice(notice)
 

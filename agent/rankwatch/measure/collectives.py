@@ -4,6 +4,8 @@ A tensor that a collective has written to is measured anew. In a watched forward
 and after: that mostly costs nothing, as the modules around it have the same tensors as output and input.
 
 Only collectives called from Python are seen. DDP's run in the backward, in C++; those of DTensor return new tensors.
+
+Each one is also counted, whoever watches: see ``counted.py``.
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ from torch import Tensor
 from ..touch.patched import patch
 from ..touch.torch_private import never_compile, process_groups
 from ..touch.unseen import quietly
+from .counted import BARRIERS, COUNTED, count, count_ddp, counted, is_ours, meet_groups
 from .recorder import Recorder, Reduction
 from .tape import Cell
 
@@ -64,6 +66,8 @@ class Traffic(NamedTuple):
 
 
 _listeners: weakref.WeakSet[Collectives] = weakref.WeakSet()
+_hearing: tuple[weakref.ReferenceType[Collectives], ...] = ()
+"""The same: to go through a WeakSet takes longer than to count a call."""
 
 
 class Collectives:
@@ -94,11 +98,13 @@ class Collectives:
         self.exchanges = 0
         """The number of collectives on more than a few elements in what is watched."""
         self.traffic = Traffic()
-        _wrap()
+        count_collectives()
         _listeners.add(self)
+        _hear()
 
     def remove(self) -> None:
         _listeners.discard(self)
+        _hear()
 
     def hears(self, method: str) -> bool:
         """Whether a call of this method may change ``traffic``."""
@@ -156,32 +162,38 @@ def _tensors(value: Any) -> Iterator[Tensor]:
             yield from _tensors(item)
 
 
-@contextmanager
-def unheard() -> Iterator[None]:
-    """Collectives of ours are none of the training's."""
-    global _is_ours
-    _is_ours = True
-    try:
-        yield
-    finally:
-        _is_ours = False
+def _hear() -> None:
+    global _hearing
+    _hearing = tuple(map(weakref.ref, _listeners))
 
 
-_is_ours = False
+_are_wrapped = False
 
 
-def _wrap() -> None:
-    """Wraps methods of torch's process groups."""
-    if process_groups is None:
+def count_collectives() -> None:
+    """Wraps methods of torch's process groups, once for the process, and counts from now on."""
+    global _are_wrapped
+    if process_groups is None or _are_wrapped:
         return
+    _are_wrapped = True
+    meet_groups()
     for method in (*_GATHERS, *_REDUCTIONS, *_SENDS):
         patch(process_groups.ProcessGroup, method, functools.partial(_observed, method))
+    for method in BARRIERS:
+        patch(process_groups.ProcessGroup, method, functools.partial(counted, method))
     patch(process_groups.Work, "wait", _awaited)
+    count_ddp()
 
 
 def _observed(method: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    rule = COUNTED.get(method)
+
     def observed(self: Any, *args: Any, **kwargs: Any) -> Any:
-        everyone = tuple(_listeners) if _listeners and not _is_ours else ()
+        if is_ours():
+            return original(self, *args, **kwargs)
+        if rule is not None:
+            count(rule, self, args, kwargs)
+        everyone = [one for one in [listener() for listener in _hearing] if one is not None]
         for listener in everyone:
             if listener.hears(method) and self.size() > 1:
                 quietly(listener.talk, method, args)

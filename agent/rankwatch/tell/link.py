@@ -19,6 +19,7 @@ from typing import Protocol
 import zmq
 
 from ..errors import ProtocolError
+from ..measure.ledger import LEDGER, Teller
 from ..shared.link import wire
 from ..shared.link.allowance import Allowance
 from ..shared.link.connection import Connection
@@ -88,6 +89,9 @@ TRIP_TIMEOUT = 0.2
 TUNES_PER_SECOND, TUNES_AT_ONCE = 1.0, 10.0
 """Changes of options that are passed on; of more, the last one. Each has all changes of the run."""
 
+RECOUNTS_PER_SECOND, RECOUNTS_AT_ONCE = 20.0, 64.0
+"""Answers to RECOUNT, of up to 16 KiB each, for which no thread of the training waits. All calls that are kept take 16."""
+
 ORPHAN_GRACE, ORPHAN_HOLD_LIMIT = 10.0, 300.0
 """Of the abort of a rank whose torchrun and collector have both ended: what a collector's options are by default."""
 
@@ -150,6 +154,7 @@ class Link:
         self._stop = False
         self._released = False
         self._farewell_until = 0.0
+        self._parting = ""  # how the process ends, until it has told what it called last
         self._own_time = OwnTime(time.monotonic())
         self._heard_at = self._own_time.read(time.monotonic(), 0.0)
         self._silent_for = 0.0
@@ -158,6 +163,7 @@ class Link:
         """The last refusal that was logged; empty once the collector has taken this rank."""
         self._reception = Reception(self._who, self._handle, self._aborted.is_set)
         self._welcomes = Allowance(WELCOMES_PER_SECOND, WELCOMES_AT_ONCE)
+        self._recounts = Allowance(RECOUNTS_PER_SECOND, RECOUNTS_AT_ONCE)
         self._tunes = Allowance(TUNES_PER_SECOND, TUNES_AT_ONCE)
         self._tuning: messages.Tune | None = None  # to be passed on
         self._has_asked = False  # whether a HELLO has no WELCOME yet
@@ -179,6 +185,8 @@ class Link:
         self._answered = 0
         self._next_hello = 0.0
         self._next_beat = 0.0
+        self.calls = Teller(LEDGER)
+        """What is told of the collectives of this process."""
         self._wake = Wake()
         self._inspector = Inspector(hello.rank, self._wake)
         self._thread = threading.Thread(target=self._run, name="rankwatch-link", daemon=True)
@@ -215,8 +223,9 @@ class Link:
         """The run's folder on the collector's host, from WELCOME; empty before it."""
         return self._welcome.folder
 
-    def send_batch(self, table: FrameTable, summary: BatchSummary) -> None:
-        self._append(lambda seq: messages.Batch(seq, summary), table)
+    def send_batch(self, table: FrameTable, summary: BatchSummary, calls: messages.Counts = ()) -> None:
+        self.calls.note(calls)
+        self._append(lambda seq: messages.Batch(seq, summary, calls), table)
 
     def send_trip(self, trip: Trip) -> None:
         self._append(lambda seq: messages.Tripped(seq, trip))
@@ -234,6 +243,7 @@ class Link:
         self._append(lambda seq: messages.Fingerprinted(seq, fingerprint), table)
 
     def send_fault(self, text: str) -> None:
+        self.calls.is_on = False
         self._append(lambda seq: messages.Off(seq, text))
 
     def wait_for_verdict(self) -> bool:
@@ -262,6 +272,7 @@ class Link:
     def _say_bye(self, outcome: str, text: str = "", at: str = "") -> None:
         if not self._has_said_bye:
             self._has_said_bye = True
+            self._parting = outcome
             moment = self._watch.where().moment
             self._append(lambda seq: messages.Bye(seq, outcome, text, moment, at))
 
@@ -388,6 +399,7 @@ class Link:
             return
         if self._aborted.is_set() and not self._has_said_bye:
             self._look_whether_stuck(now)
+        self._tell_last_calls(socket)
         self._outbox.send(partial(self._send, socket))
         if (stacks := self._inspector.take()) is not None:
             self._send(socket, stacks)
@@ -441,16 +453,25 @@ class Link:
         if self._spool.is_behind:  # a TRIP must be sent before a BEAT with a later moment
             self._outbox.send(partial(self._send, socket))
         self._was = beat.holds, beat.departed
-        self._send(socket, beat)
+        if self._send(socket, beat):
+            self.calls.note(beat.calls)
 
     def _beat(self) -> messages.Beat:
         at, spool = self._watch.where(), self._spool
         return messages.Beat(
             at.moment, at.phase, len(spool), spool.dropped, time.time(), bool(HOLDS), self._is_orphaned,
-            at.first_of_step, at.settled, DEPARTURE.has_left,
+            at.first_of_step, at.settled, DEPARTURE.has_left, self.calls.news(),
         )  # fmt: skip
 
+    def _tell_last_calls(self, socket: zmq.Socket[bytes]) -> None:
+        """Before BYE: what the others wait for now, they wait for in vain. A process that only closes the watch calls more."""
+        outcome, self._parting = self._parting, ""
+        if outcome in ("ended", "failed") and self.calls.is_on:
+            for told in LEDGER.last_words(with_calls=outcome == "failed"):
+                self._send(socket, told)
+
     def _send_last(self, socket: zmq.Socket[bytes]) -> None:
+        self._tell_last_calls(socket)
         self._outbox.send(partial(self._send, socket))
         if self._online.is_set() and self._spool.is_behind:  # a rank without a BYE would count as lost
             self._spool.give_up()
@@ -476,6 +497,9 @@ class Link:
             self._probe, self._answered = message.moment, 0
         elif isinstance(message, messages.Inspect):
             self._inspector.ask(message.number)
+        elif isinstance(message, messages.Recount):
+            if self._recounts.take(time.monotonic()):
+                self._send(socket, LEDGER.recounted(message))
         elif isinstance(message, messages.Abort):
             self._send(socket, messages.Ack(self._spool.sent, abort=True))
             self._abort(message)
@@ -504,6 +528,7 @@ class Link:
         self.complaint = ""
         self._welcome = welcome
         self._outbox.renew(welcome)
+        self.calls.forget()
         self._next_beat = 0.0
         self._online.set()
         self._settled.set()

@@ -20,9 +20,10 @@ from typing import Any, NamedTuple
 from ..shared.link.allowance import Allowance
 from ..shared.printable import printable
 from ..shared.system.process import age
+from ..shared.system.waiting import doing, python_stack
 from ..shared.types.messages import MAX_STACK_LINE, MAX_STACK_LINES, Inspected
 from ..touch.stack import outwards
-from ..touch.whose_code import OURS, SITE, STANDARD, is_installed, owner_of, text_of
+from ..touch.whose_code import OURS, is_installed, owner_of, short, text_of
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +37,14 @@ MAIN = "main thread"
 MAX_DEPTH = 1000
 """Frames that are looked at."""
 
+MAX_WORKERS = 8
+"""Processes of a DataLoader that are told."""
+
 PATIENCE = 1.5
 """Seconds for which source files are waited for: they may be on a file system that hangs, which is why the rank stalls."""
+
+SPY_PATIENCE = 1.2
+"""Seconds for which ``py-spy`` is waited for: less than PATIENCE, after which an answer goes without all this."""
 
 LOOKS_PER_SECOND, LOOKS_AT_ONCE = 0.5, 6.0
 """A look takes a few milliseconds. A collector asks every two seconds at most."""
@@ -50,6 +57,8 @@ _CALLING = os.path.join("torch", "_ops.py")
 """Files of torch: whose functions wait for other ranks; which of them wait for a disk; and where any operator is called."""
 _ENGINE = "_engine_run_backward"
 """The function of torch in which a backward is, and so a collective that DDP has begun in it."""
+_LOADERS = "dataloader.py"
+"""The end of the file of torch's DataLoader, and of that of torchdata."""
 _ARGUMENTS = ("tensor", "input", "input_tensor", "tensor_list", "input_tensor_list", "output", "output_tensor", "tensors")
 """Names of what a collective of torch works on, in its own functions."""
 
@@ -91,15 +100,27 @@ class Place(NamedTuple):
 
     def describe(self, *, with_source: bool) -> str:
         text = text_of(self.file, self.line) if with_source else ""
-        return f"{_short(self.file)}:{self.line} in {self.code.co_name}" + (f": {text}" if text else "")
+        return f"{short(self.file)}:{self.line} in {self.code.co_name}" + (f": {text}" if text else "")
 
 
 class ThreadStack(NamedTuple):
-    """A thread, by its name or as the main one. ``collective``: of torch, that it is in; empty if in none, or not looked for."""
+    """A thread, by its name or as the main one. ``collective``: of torch, that it is in; empty if in none, or not looked for.
+
+    ``workers``: of the DataLoader that it waits for.
+    """
 
     title: str
     places: list[Place]
     collective: str
+    workers: list[Worker]
+
+
+class Worker(NamedTuple):
+    """A process of a DataLoader. ``is_next``: the batch that comes next is its."""
+
+    number: int
+    pid: int
+    is_next: bool
 
 
 class Inspector:
@@ -166,6 +187,7 @@ def inspect(number: int, rank: int, *, with_files: bool) -> Inspected:
         lines.append(thread.title)
         lines += [f"  {place.describe(with_source=with_files)}" for place in places[:most]]
         lines += [f"  and {len(places) - most} outer frames"] if len(places) > most else []
+        lines += _describe_workers(thread.workers) if with_files else ()
         if len(lines) > MAX_THREADS_LINES:
             lines[MAX_THREADS_LINES:] = ["and more threads"]
             break
@@ -193,7 +215,8 @@ def _threads() -> list[ThreadStack]:
         # Code that torch has made may have no lines.
         places = [Place(frame.f_code, frame.f_lineno or frame.f_code.co_firstlineno) for frame in frames]
         is_main = ident == main
-        found.append(ThreadStack(MAIN if is_main else f"thread {name}", places, _collective(frames) if is_main else ""))
+        collective = _collective(frames) if is_main else ""
+        found.append(ThreadStack(MAIN if is_main else f"thread {name}", places, collective, _workers(frames)))
     return found
 
 
@@ -210,7 +233,7 @@ def _describe_wait(places: list[Place], collective: str, *, with_source: bool) -
     users = next((place for place in places if not is_installed(place.file)), None)
     if not collective and (users is None or users is places[0]):
         return places[0].describe(with_source=with_source)
-    what = collective or f"{places[0].code.co_name} ({_short(places[0].file)}:{places[0].line})"
+    what = collective or f"{places[0].code.co_name} ({short(places[0].file)}:{places[0].line})"
     return what if users is None else f"{what}, called at {users.describe(with_source=with_source)}"
 
 
@@ -257,6 +280,28 @@ def may_wait_for_ranks() -> bool:
         return False
     waits = code.co_name == _ENGINE or any(part in code.co_filename for part in _WAITING)
     return (waits and _SAVING not in code.co_filename) or bool(_collective(frames))
+def _workers(frames: list[FrameType]) -> list[Worker]:
+    """The processes of the DataLoader whose next batch a thread waits for."""
+    try:
+        for frame in frames:
+            if frame.f_code.co_filename.endswith(_LOADERS) and (loader := frame.f_locals.get("self")) is not None:
+                processes = list(getattr(loader, "_workers", ()))
+                (following, *_) = getattr(loader, "_task_info", {}).get(getattr(loader, "_rcvd_idx", None), (None,))
+                return [Worker(number, one.pid or 0, number == following) for number, one in enumerate(processes)]
+    except Exception:
+        log.debug("no workers of a DataLoader", exc_info=True)
+    return []
+
+
+def _describe_workers(workers: list[Worker]) -> Iterator[str]:
+    """The one whose batch comes next first."""
+    for worker in sorted(workers, key=lambda one: not one.is_next)[:MAX_WORKERS]:
+        awaited = ", whose batch comes next," if worker.is_next else ""
+        yield f"  DataLoader worker {worker.number} (pid {worker.pid}){awaited} {doing(worker.pid)}"
+        for file, line, name in python_stack(worker.pid, SPY_PATIENCE) if worker.is_next else ():
+            yield f"    {short(file)}:{line} in {name}"
+    if len(workers) > MAX_WORKERS:
+        yield f"  and {len(workers) - MAX_WORKERS} more workers"
 
 
 def _describe_arguments(inner: dict[str, Any], outer: dict[str, Any]) -> str:
@@ -289,12 +334,3 @@ def _is_of_this_process(path: str) -> bool:
         return time.time() - os.path.getmtime(path) <= age()
     except OSError:
         return False
-
-
-def _short(file: str) -> str:
-    """The path as a person knows it: below the folder they work in, or below the library's."""
-    for folder in SITE:
-        if folder in file:
-            return file.rpartition(folder)[2]
-    folders = *STANDARD, *(os.path.join(path, "") for path in (os.environ.get("PWD"), *sys.path[:1]) if path)
-    return next((file[len(folder) :] for folder in folders if file.startswith(folder)), file)

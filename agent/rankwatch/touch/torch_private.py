@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, _guards, nn
@@ -147,6 +147,47 @@ def has_rpc() -> bool:
 
 process_groups: Any = getattr(torch._C, "_distributed_c10d", None)
 """The classes of process groups and their work; None: this torch has none."""
+
+
+class GroupFacts(NamedTuple):
+    """A process group: its ``name`` is the same on all members, and ``title`` is for people. ``ranks`` are those of the job.
+
+    ``has_two_orders``: what is on the host and what is on devices have a backend each, and so an order each.
+    """
+
+    name: str
+    title: str
+    ranks: tuple[int, ...]
+    is_default: bool
+    has_two_orders: bool
+
+
+def group_facts(group: Any) -> GroupFacts | None:
+    """None: torch does not tell, or nobody else is in the group."""
+    world = getattr(torch.distributed.distributed_c10d, "_world", None)
+    ranks = tuple(getattr(world, "pg_group_ranks", {}).get(group, ()))
+    name = getattr(world, "pg_names", {}).get(group)
+    if len(ranks) < 2 or name is None:
+        return None
+    backends = {one.partition(":")[2] for one in str(getattr(world, "pg_backend_config", {}).get(group, "")).split(",")}
+    title = str(getattr(group, "group_desc", "")).replace("undefined", "")
+    return GroupFacts(str(name), title, ranks, getattr(world, "default_pg", None) is group, len(backends) > 1)
+
+
+def groups_so_far() -> Sequence[tuple[Any, int]]:
+    """The process groups that there are, each with the number of its collectives so far, as torch counts them."""
+    if process_groups is None:
+        return ()
+    world = getattr(torch.distributed.distributed_c10d, "_world", None)
+    return [(group, _collectives_of(group)) for group in list(getattr(world, "pg_map", ()))]
+
+
+def _collectives_of(group: Any) -> int:
+    try:
+        return int(group._get_sequence_number_for_group())
+    except (RuntimeError, AttributeError):  # this backend does not count
+        return 0
+
 
 NORMS_WITH_STATISTICS: Any = getattr(batchnorm, "_NormBase", (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d))
 """The modules whose buffers a forward in training mode changes."""

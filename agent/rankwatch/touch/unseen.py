@@ -74,13 +74,18 @@ def _cleaned(state: Any) -> Any:
     return clean
 
 
+def runs_in_earnest() -> bool:
+    """Whether no mode is on under which tensors are fake, or a forward is run again."""
+    return not modes_on() or not any(is_fake(mode) or getattr(mode, "runs_again", False) for mode in modes())
+
+
 def unseen(body: Callable[..., None], *args: Any) -> None:
     """Calls ``body`` while modes are on that see every operation: profilers, memory estimators, selective checkpointing.
 
     They must see only the model's operations. If its tensors are fake, there is nothing to measure, and nothing is called.
     Nor is anything called under a mode that has ``runs_again``: a forward is run again after a trip.
     """
-    if any(is_fake(mode) or getattr(mode, "runs_again", False) for mode in modes()):
+    if not runs_in_earnest():
         return
     with without_modes():
         body(*args)

@@ -60,6 +60,15 @@ def is_installed(file: str) -> bool:
     return owner_of(file) != "user" or any(folder in os.path.abspath(file) for folder in SITE)
 
 
+def short(file: str) -> str:
+    """The path as a person knows it: below the folder they work in, or below the library's."""
+    for folder in SITE:
+        if folder in file:
+            return file.rpartition(folder)[2]
+    folders = *STANDARD, *(os.path.join(path, "") for path in (os.environ.get("PWD"), *sys.path[:1]) if path)
+    return next((file[len(folder) :] for folder in folders if file.startswith(folder)), file)
+
+
 def text_of(file: str, line: int) -> str:
     """The line itself; empty if the file cannot be read, or was changed after this process began."""
     try:

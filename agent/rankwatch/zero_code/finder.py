@@ -34,6 +34,7 @@ from ..api.watch import watch
 from ..api.watch_object import Watch
 from ..errors import RankwatchError
 from ..hook.stage import calling_stage
+from ..measure.collectives import count_collectives
 from ..measure.modules import named_modules, unwrap
 from ..shared.types.config import Policy
 from ..touch.patched import remove_our_frame
@@ -86,6 +87,7 @@ class Finder:
 
     def start(self) -> None:
         """Looks until the models are found, and again when an optimizer is made or is new: another training may begin."""
+        count_collectives()
         self._look_again()
         self.after_steps = register_optimizer_step_post_hook(self._after_step)
         init = Optimizer.__init__

@@ -104,6 +104,8 @@ def describe(shown: Show, pace: float | None, nearest: Headroom | None, width: i
     long += [f"{desynced} parameter{'s' * (desynced != 1)} desynced"] if desynced else []
     skipped = shown.standing.skipped
     long += [f"{skipped} step{'s' * (skipped != 1)} left out"] if skipped else []
+    differ = shown.standing.collectives
+    long += [f"collectives differ in {differ} group{'s' * (differ != 1)}"] if differ else []
     long += [shown.standing.waiting] if shown.standing.waiting else []
     long += [f"batch {batch}"] if batch >= 0 else []
     long += [progress] if progress else []

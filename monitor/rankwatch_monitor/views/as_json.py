@@ -18,7 +18,7 @@ from ..decide.replicas.desync_text import desync_lines
 from ..decide.trip.began import describe_origin, leads
 from ..decide.trip.skipped import SkippedStep
 from ..decide.trip.verdict import Verdict
-from . import closeup, course, skipped, stalls
+from . import closeup, collectives, course, skipped, stalls
 from .jsonable import document, pick, plain
 
 SCHEMA = 1
@@ -55,6 +55,8 @@ def _body(report: Report) -> dict[str, Any]:
         "replicas": report.compared,
         "stalled": report.stalled,
         "stall": stalls.to_dict(report),
+        "collectives": [collectives.to_dict(one) for one in report.collectives],
+        "collectives_unkept": report.collectives_unkept,
         "gaps": [{**pick(gap, "ranks first last why"), "text": describe_gap(gap, report.world_size)} for gap in report.gaps],
         "course": course.to_dict(report),
         "loss": [loss_to_dict(row) for row in report.ranks if row.loss != NO_LOSS],

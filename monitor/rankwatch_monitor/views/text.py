@@ -24,7 +24,7 @@ from ..decide.replicas.desync_text import describe_compared, describe_desync, de
 from ..decide.replicas.own_notices import BY_PRODUCT_KINDS
 from ..decide.trip.began import describe_origin, leads
 from ..decide.trip.verdict import Certainty, Verdict
-from . import closeup, course, skipped, stalls
+from . import closeup, collectives, course, skipped, stalls
 from .runs import UNFINISHED
 
 NoticeKey: TypeAlias = tuple[NoticeKind, str, str, str]
@@ -70,6 +70,7 @@ def render_head(report: Report, record: str = "", stack_lines: int | None = None
         ("abort", _acknowledgements(report)),
         *_lapses(report),
         *stalls.fields(report, stack_lines),
+        *collectives.fields(report),
         ("try", remedy(report, verdict)),
         *_next(report),
         *closeup.replay(report, verdict),
@@ -86,7 +87,7 @@ def render_so_far(report: Report, *, is_alive: bool = True) -> str:
     fields = [("ranks", ", ".join(f"{count} {state}" for state, count in states.items()))]
     fields += [("batches", str(report.batches)), *course.fields(report), *skipped.fields(report)]
     fields += [*replica_fields(report), *notice_fields(report), *_lapses(report)]
-    fields += stalls.fields(report)
+    fields += [*stalls.fields(report), *collectives.fields(report)]
     return format_head(f"run {report.run} is {'running' if is_alive else f'unfinished: {UNFINISHED}'}", fields)
 
 
@@ -111,7 +112,7 @@ def _render_ending(report: Report, record: str, stack_lines: int | None) -> str:
         head = f"run {report.run} finished{but} {_ranks(report)}, {batches}, {known}{unheard}{faults}"
         is_calm = report.course is not None and not report.desync
         noticed = notice_fields(report) or ([("noticed", "nothing")] if is_calm else [])
-        lapses = [*_lapses(report), *stalls.fields(report, stack_lines)]
+        lapses = [*_lapses(report), *stalls.fields(report, stack_lines), *collectives.fields(report)]
         return format_head(
             head,
             [
@@ -131,7 +132,7 @@ def _render_ending(report: Report, record: str, stack_lines: int | None) -> str:
             fields.append((label, "\n".join([name_ranks(ranks), *_last_words(report, ranks)])))
     fields += [("batches", str(report.batches)), *course.fields(report), *skipped.fields(report)]
     fields += [*replica_fields(report), *notice_fields(report), *_lapses(report)]
-    fields += stalls.fields(report, stack_lines)
+    fields += [*stalls.fields(report, stack_lines), *collectives.fields(report)]
     if report.acknowledged_in is not None:
         fields.append(("abort", _acknowledgements(report)))
     fields += _next(report)

@@ -24,7 +24,7 @@ import rankwatch
 
 sys.path.insert(1, str(Path(__file__).resolve().parents[2]))
 
-from recorded.noting import note_what_is_sent
+from recorded.noting import note_calls, note_what_is_sent
 from trainings.case import Training
 from trainings.table import TABLES
 
@@ -78,6 +78,8 @@ def main() -> None:
         for number in range(batches):
             training.batch(number)
     dist.barrier()
+    if rest:
+        note_calls(Path(rest[0]), rank)
     dist.destroy_process_group()
 
 

@@ -15,6 +15,7 @@ from links import link_to
 from rankwatch.errors import OverflowDetected
 from rankwatch.rerun.careful import running_again
 from rankwatch.shared.types.frame import BatchSummary, FrameTable, Kind
+from rankwatch.shared.types.messages import Counts
 from rankwatch_monitor import cli
 
 
@@ -31,10 +32,10 @@ class Training:
         reports = self.watch._reports
         tell = reports.on_batch
 
-        def noted(table: FrameTable, summary: BatchSummary) -> None:
+        def noted(table: FrameTable, summary: BatchSummary, calls: Counts) -> None:
             called = [spec.module for spec in table.specs if spec.readings[0].kind is not Kind.LOSS]
             self.told.setdefault(summary.batch, []).extend(called)
-            tell(table, summary)
+            tell(table, summary, calls)
 
         monkeypatch.setattr(reports, "on_batch", noted)
 

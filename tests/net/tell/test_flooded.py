@@ -5,12 +5,17 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, TypeVar
 
 import pytest
 import zmq
 
+import makers
 from collectors import PATIENCE
 from links import link_to
+from rankwatch.measure.ledger import LEDGER, DistinctCall, Signature
 from rankwatch.shared.link import sockets, wire
 from rankwatch.shared.link.connection import Connection
 from rankwatch.shared.types import messages
@@ -19,6 +24,8 @@ from rankwatch.shared.types.tuning import Tuning
 from rankwatch.tell import link as link_module
 from rankwatch.tell.link import TUNES_AT_ONCE, WELCOMES_PER_SECOND
 from rankwatch.tell.reception import BURST, SHARE
+
+M = TypeVar("M")
 
 MESSAGES = 12_000
 OWN_WORK = 0.3
@@ -30,6 +37,7 @@ FLOODS = {
     "tunes": wire.encode(messages.Tune(tuning=Tuning(ignore=tuple(f"layer.{number}" for number in range(50))))),
     "probes": wire.encode(messages.Probe(BEGINNING)),
     "inspects": wire.encode(messages.Inspect(1)),
+    "recounts": wire.encode(messages.Recount(1, 77, 1)),
     "acks": wire.encode(messages.Ack(1 << 40, abort=False)),
     "welcomes": wire.encode(WELCOME),
     "errors": wire.encode(messages.Error("x" * 500, "drop")),
@@ -47,10 +55,18 @@ class Hostile:
         self.connection = Connection(address, server.public, client.public, client.secret)
         self.peer = b""
 
-    def welcome(self) -> None:
+    def welcome(self, message: messages.Welcome = WELCOME) -> None:
         assert self.socket.poll(PATIENCE * 1000)
         self.peer, _ = self.socket.recv_multipart()
-        self.send(wire.encode(WELCOME))
+        self.send(wire.encode(message))
+
+    def next(self, kind: type[M]) -> M:
+        """The next message of this kind; those before it are dropped."""
+        while True:
+            assert self.socket.poll(PATIENCE * 1000)
+            message = wire.decode(self.socket.recv_multipart()[1])
+            if isinstance(message, kind):
+                return message
 
     def send(self, data: bytes) -> None:
         self.socket.send_multipart([self.peer, data])
@@ -103,6 +119,39 @@ def test_a_collector_that_asks_for_everything_again_and_again_gets_it_within_bou
         asked += 1
         hostile.send(wire.encode(WELCOME))
     assert time.monotonic() - begun > (asked - 2) / WELCOMES_PER_SECOND - 0.1
+    link.release()
+
+
+class Group:
+    """A process group."""
+
+
+def test_counts_of_collectives_are_told_once_and_the_calls_when_they_are_asked_for(hostile: Hostile) -> None:
+    link, group = link_to(hostile.connection), Group()
+    facts: Any = SimpleNamespace(name="0", title="", ranks=(0, 1), is_default=True, has_two_orders=False)
+    calls = LEDGER.meet(group, facts).calls
+    assert calls is not None
+    calls.add(DistinctCall(Signature("barrier"), None, 0))
+    starting = threading.Thread(target=link.start)
+    starting.start()
+    told = link.calls.news()
+    link.send_batch(makers.table(), makers.summary(0), told)
+    hostile.welcome(replace(WELCOME, heartbeat=0.05))
+    starting.join()
+    assert hostile.next(messages.Batch).calls in (told, ())  # if a beat went before, it has told them
+    calls.add(DistinctCall(Signature("all_reduce", 8, "float32", "sum"), None, 0))
+    while not (beat := hostile.next(messages.Beat)).calls or beat.calls == told:
+        pass
+    assert beat.calls == (calls.count(),)
+    assert hostile.next(messages.Beat).calls == ()
+    hostile.send(wire.encode(messages.Recount(3, calls.key, 2)))
+    answer = hostile.next(messages.Recounted)
+    assert (answer.number, answer.first, answer.count, answer.name) == (3, 2, 2, "the default group")
+    assert [call.what for call in answer.calls] == ["all_reduce of 8 float32 (sum)"]
+    hostile.send(wire.encode(messages.Error("once more", "hello")))
+    hostile.next(messages.Hello)
+    hostile.send(wire.encode(WELCOME))
+    assert hostile.next(messages.Beat).calls == (calls.count(),), "another collector may have been told nothing"
     link.release()
 
 

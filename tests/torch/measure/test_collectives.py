@@ -12,9 +12,11 @@ from torch import Tensor, nn
 
 from notebook import Gain, learn, model_of, ones, sgd, watched, watching
 from rankwatch.measure.collectives import _listeners, _started
+from rankwatch.measure.ledger import LEDGER
 from rankwatch.shared.types.frame import REDUCED, State
 from rankwatch.shared.types.trip import Cause, Trip
 from rankwatch.shared.words.cause import classify
+from rankwatch.touch.torch_private import GroupFacts
 from trainings.parts import Root
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*all_gather_into_tensor.* is deprecated:FutureWarning")
@@ -132,3 +134,17 @@ def test_gradients_that_nothing_reduces_are_measured_once() -> None:
         learn(model(ones()).sum(), optimizer)
     labels = [reading.label for frame in notebook.frames() for reading in frame.readings]
     assert not [label for label in labels if label.endswith(REDUCED)]
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("every", [1, 10])
+def test_a_collective_to_which_a_rerun_comes_is_not_called_once_more(every: int) -> None:
+    model, detector, notebook = watching(after(dist.all_reduce), Gain(1.0), every=every)
+    calls = LEDGER.meet(dist.group.WORLD, GroupFacts("0", "", (0, 1), is_default=True, has_two_orders=False)).calls
+    assert calls is not None
+    model(ones())
+    model[1].gain = math.nan
+    trip = notebook.trip_of(model, ones())
+    assert detector.fault == ""
+    assert trip.culprit.state is State.NAN
+    assert calls.calls == 2

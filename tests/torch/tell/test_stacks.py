@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+import platform
+import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -13,6 +16,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 
 from collectors import until
 from jobs import environment
@@ -261,3 +265,52 @@ def test_torchs_debug_server_is_pointed_at() -> None:
     port, *lines = told.stdout.splitlines()
     assert lines[-1].startswith("torch's debug server of this rank: http://")
     assert lines[-1].endswith(f":{port}; rank 0 has the page of all ranks")
+
+
+# --- a DataLoader ---------------------------------------------------------------------------------------------------------
+
+
+class Slow(torch.utils.data.Dataset[int]):
+    """Its second row comes out of a FIFO."""
+
+    def __init__(self, fifo: Path) -> None:
+        self._fifo = str(fifo)
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, row: int) -> int:
+        if row:
+            with open(self._fifo, "rb") as file:
+                return len(file.read())
+        return row
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="calls of the system have other numbers")
+def test_a_wait_for_a_dataloader_names_its_workers_and_what_they_wait_for(tmp_path: Path) -> None:
+    fifo = tmp_path / "part-7"
+    os.mkfifo(fifo)
+
+    def train(gate: threading.Event, is_there: threading.Event) -> None:
+        loader = iter(torch.utils.data.DataLoader(Slow(fifo), batch_size=1, num_workers=2))
+        next(loader)
+        is_there.set()
+        next(loader)
+
+    def lines() -> list[str]:
+        return [line for line in inspect(1, 0, with_files=True).lines if "DataLoader worker" in line]
+
+    thread = threading.Thread(target=train, args=(threading.Event(), threading.Event()), name="training", daemon=True)
+    thread.start()
+    end = os.open(fifo, os.O_WRONLY)  # returns once the worker has opened it
+    until(lambda: any(f"reading {fifo}" in line for line in lines()))
+    first, second = lines()
+    assert re.fullmatch(rf"  DataLoader worker 1 \(pid \d+\), whose batch comes next, sleeps.*, reading {fifo}", first)
+    assert re.fullmatch(r"  DataLoader worker 0 \(pid \d+\) sleeps.*", second)
+    if shutil.which("py-spy") is not None:
+        spied = "".join(inspect(1, 0, with_files=True).lines)
+        assert "test_stacks.py:" in spied
+        assert "in Slow.__getitem__" in spied
+    assert not [line for line in inspect(1, 0, with_files=False).lines if "DataLoader worker" in line]
+    os.close(end)
+    thread.join()

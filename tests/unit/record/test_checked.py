@@ -17,7 +17,8 @@ import pytest
 import records
 import standings
 from commands import run as rankwatch
-from rankwatch_monitor.decide.core.journal import NO_RANK, Desynced, Entry, Skipped
+from rankwatch_monitor.decide.calls.differs import Callers, How, UnequalCalls
+from rankwatch_monitor.decide.core.journal import NO_RANK, CollectivesDiffer, Desynced, Entry, Skipped
 from rankwatch_monitor.decide.replicas.desync import Desync, DesyncPattern
 from rankwatch_monitor.record import replay
 from rankwatch_monitor.record.follow import Follower
@@ -143,6 +144,8 @@ def put(value: object, *place: Any) -> Callable[[Any], None]:
         ("desynced", put(10**30, "entries", 0, "step")),
         ("skipped", put("x", "step")),
         ("skipped", put(1, "so_far")),
+        ("collectivesdiffer", put("x", "found", "number")),
+        ("collectivesdiffer", put(1, "found", "sides", 0, "what")),
         ("standing", put("x", "run", 3)),
         ("standing", put(None, "ranks", 0, 6)),
         ("standing", put([], "ranks", 0)),
@@ -156,6 +159,7 @@ def test_json_of_a_wrong_type_is_an_error_that_names_the_file(
         tmp_path / "damaged",
         Entry(0.0, NO_RANK, Desynced((Desync(1, "w", (0, 1), 2, DesyncPattern.UNKNOWN),), 0)),
         Entry(0.0, NO_RANK, Skipped(4, 0, "step 4 was left out", "1 step was left out")),
+        Entry(0.0, NO_RANK, CollectivesDiffer(UnequalCalls("7", "it", 2, How.OTHER, (Callers((0,), 1, "a", ""),) * 2))),
         at=102.0,
         shown=standings.shown(standings.standing(0)),
     )

@@ -9,6 +9,7 @@ from rankwatch.shared.types import messages
 from rankwatch.shared.types.frame import Moment
 from rankwatch.shared.types.tuning import Tuning
 from rankwatch.shared.words.divergence import Divergence
+from rankwatch_monitor.decide.calls.differs import Callers, How, UnequalCalls
 from rankwatch_monitor.decide.core import journal
 from rankwatch_monitor.decide.core.fact import OWN_FACTS, OwnFact
 from rankwatch_monitor.decide.core.gaps import Gap
@@ -69,6 +70,18 @@ TOLD: list[tuple[Fact, str]] = [
     (
         journal.ReplicasCompared(Compared(82, 146, 4, 83, True)),
         "replicas compared: equal at step 82 (all 146 parameters, 4 ranks), compared 83 times",
+    ),
+    (
+        journal.CollectivesDiffer(
+            UnequalCalls(
+                "7",
+                "the default group",
+                41,
+                How.OTHER,
+                (Callers((0,), 1, "barrier", "a.py:1 in f"), Callers((1, 2), 2, "all_reduce", "a.py:2 in g")),
+            )
+        ),
+        "rank 0 called another collective than ranks 1-2: its 41st of the default group is barrier at a.py:1 in f; that of",
     ),
     (Gap((5,), 50, 249, "the disk was full"), "batches 50 to 249 are not on record: the disk was full"),
     (journal.Closed(), "the run is over"),

@@ -30,7 +30,7 @@ from ...judge.lifecycle import Life
 from ...judge.settler import Settler
 from ...judge.steps.optimizer_steps import OptimizerSteps
 from ...judge.steps.skip_budget import SkipBudget
-from ...measure.collectives import unheard
+from ...measure.counted import unheard
 from ...measure.extremes import local
 from ...measure.modules import Modules
 from ...shared.types.bad_step import OnBadStep

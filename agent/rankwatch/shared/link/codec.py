@@ -1,6 +1,7 @@
 """How messages and their data are written and read, by the annotations of their classes (see ``types/fields.py``).
 
-By hand is what these cannot say: columns of numbers, ranks that few bytes stand for, and for its speed the batch summary.
+By hand is what these cannot say: columns of numbers, ranks that few bytes stand for, and for its speed the batch summary. The
+counts of collectives stand in a BATCH without arrays in arrays, which a message of columns must not have.
 What a peer sent is checked: a wrong value is a ValueError, a wrong type a ValueError or TypeError.
 """
 
@@ -14,6 +15,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from ..str_enum import StrEnum
+from ..types.calls import MAX_TOLD, GroupCount
 from ..types.fields import (
     MAX_INT,
     MAX_RANKS,
@@ -35,7 +37,7 @@ from ..types.fields import (
 from ..types.fingerprint import MAX_MESHES, FingerprintTable, RankMesh
 from ..types.frame import NO_NORM, BatchSummary, Frame, FrameSpec, FrameTable, Position, State, pack, unpack
 from ..types.gpu import Gpu
-from ..types.messages import Beat, Bye
+from ..types.messages import Batch, Beat, Bye, Counts
 from ..types.notice import Notice
 from ..types.trip import Operator, Trip
 from ..types.tuning import Tuning
@@ -231,7 +233,18 @@ def _read_meshes(value: Any) -> tuple[RankMesh, ...]:
     return tuple(found)
 
 
+def _read_counts(value: Any) -> Counts:
+    numbers = check_list(value, 0, MAX_TOLD * _OF_GROUP)
+    if len(numbers) % _OF_GROUP:
+        raise ValueError(f"{len(numbers)} numbers are not {_OF_GROUP} of each group")
+    each = map(_NUMBER.decode, numbers)
+    return tuple(map(GroupCount, each, each, each))
+
+
+_OF_GROUP, _NUMBER = len(GroupCount._fields), integer()
+
 _BY_HAND: dict[Any, Field] = {
+    Counts: Field(lambda counts: [number for one in counts[:MAX_TOLD] for number in one], _read_counts),
     BatchSummary: Field(list, _read_summary),
     Frame: Field(_write_frame, _read_frame),
     FrameTable: Field(_write_table, _read_table),
@@ -246,7 +259,7 @@ _BY_HAND: dict[Any, Field] = {
 _OPEN = frozenset({Gpu, Notice, Trip, Tuning})
 """Classes to which a newer minor version may append fields."""
 
-LATER = {Beat: 3, Bye: 1, Notice: 1, Trip: 6}
+LATER = {Batch: 1, Beat: 4, Bye: 1, Notice: 1, Trip: 6}
 """How many of its last fields an older agent does not send: they have their defaults."""
 
 _RANK = integer(0, MAX_RANKS - 1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
+from .calls import MAX_CALLS, CollectiveCall, GroupCount
 from .closeup import CloseUp
 from .fields import MAX_RANKS, MAX_TEXT, BatchNumber, Items, integer, lines, number, one_of, string
 from .fingerprint import Fingerprint, FingerprintTable
@@ -37,6 +38,7 @@ Version: TypeAlias = Annotated[int, integer(0, 1 << 16)]
 StartId: TypeAlias = Annotated[str, string(MAX_START)]
 StackLine: TypeAlias = Annotated[str, string(MAX_STACK_LINE)]
 Key: TypeAlias = Annotated[str, string(40)]
+Counts: TypeAlias = tuple[GroupCount, ...]
 WithinADay: TypeAlias = Annotated[float, number(0, 86400)]
 """Seconds."""
 
@@ -103,9 +105,13 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
+    """``calls``: of the groups whose counts have changed since they were told, as they were when this part of the batch was over.
+    They are not in the record."""
+
     KIND = "BATCH"
     seq: int
     summary: BatchSummary
+    calls: Counts = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +181,7 @@ class Beat:
     first_of_step: BatchNumber = -1
     settled: Moment = BEGINNING
     departed: bool = False
+    calls: Counts = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +213,35 @@ class Inspected:
     waits: StackLine
     lines: Annotated[tuple[StackLine, ...], Items(MAX_STACK_LINES)]
     collective: StackLine = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Recount:
+    """Collector to rank: tell the calls of this group, from the one with the number ``first`` on."""
+
+    KIND = "RECOUNT"
+    number: int
+    group: int
+    first: Annotated[int, integer(1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Recounted:
+    """Rank to collector: the answer to the RECOUNT of this number, at once.
+
+    ``first``: the number of the first of ``calls``: a later one than was asked for where the rank has forgotten earlier ones.
+    ``count``: how many the rank has called by now. ``size``: members of the group; 0: the rank does not know the group.
+    ``name``: of the group, for people.
+    """
+
+    KIND = "RECOUNTED"
+    number: int
+    group: int
+    name: Annotated[str, string(80)]
+    size: Annotated[int, integer(0, MAX_RANKS)]
+    first: Annotated[int, integer(1)]
+    count: int
+    calls: Annotated[tuple[CollectiveCall, ...], Items(MAX_CALLS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,6 +379,8 @@ Message: TypeAlias = (
     | Probe
     | Inspect
     | Inspected
+    | Recount
+    | Recounted
     | Abort
     | Stay
     | Ack

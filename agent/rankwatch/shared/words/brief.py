@@ -28,10 +28,17 @@ _LAST_ERROR = "\nLast error:"
 
 _COLLECTIVE = re.compile(r"gloo|nccl|\bDist\w+Error\b|SocketImpl", re.IGNORECASE)
 
+_TIMEOUT = re.compile(r"time[d -]*out", re.IGNORECASE)
+
 
 def is_of_a_collective(text: str) -> bool:
     """Whether these are the words of gloo, NCCL, or torch.distributed's own store."""
     return _COLLECTIVE.search(text) is not None
+
+
+def is_timeout(text: str) -> bool:
+    """Whether the words of a collective say that it was waited for, too long."""
+    return _TIMEOUT.search(text) is not None
 
 
 def is_of_the_network(text: str) -> bool:

@@ -61,6 +61,8 @@ class Trouble(StrEnum):
     DESYNC = "desync"
     SKIP = "skip"
     """A step was left out."""
+    COLLECTIVES = "collectives"
+    """Members of a process group do not call the same."""
 
 
 @dataclass(frozen=True, slots=True)

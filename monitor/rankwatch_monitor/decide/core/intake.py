@@ -9,12 +9,13 @@ from rankwatch.shared.types import messages
 from rankwatch.shared.types.notice import describe_notice
 from rankwatch.shared.types.stream_limit import charge
 from rankwatch.shared.types.tuning import NO_CHANGE
+from rankwatch.shared.words.brief import is_of_a_collective, is_timeout
 
 from ..ending.rules import Incident
 from ..ending.silence import is_cut_off
 from ..trip.skipped import is_left_out
 from .effects import Effect, FollowProcess, PointLatest, Send
-from .journal import Died
+from .journal import NO_RANK, Died
 from .rank import Rank
 from .report import RankState
 
@@ -30,8 +31,8 @@ class Intake:
     def __init__(self, run: Run) -> None:
         self.run = run
         self.books, self.ranks = run.books, run.ranks
-        self.batches, self.trips, self.skips, self.replicas, self.stalls, self.ending = (
-            run.batches, run.trips, run.skips, run.replicas, run.stalls, run.ending,
+        self.batches, self.trips, self.skips, self.replicas, self.stalls, self.calls, self.ending = (
+            run.batches, run.trips, run.skips, run.replicas, run.stalls, run.calls, run.ending,
         )  # fmt: skip
 
     # --- ranks come and go --------------------------------------------------------------------------------------------
@@ -104,6 +105,8 @@ class Intake:
             return ()  # an acknowledgement of this one would be one of those before
         if isinstance(message, messages.Batch):
             effects = self.batches.take(rank, message, now)
+            if message.calls:
+                effects += self.calls.take(rank, message.calls, now, message.summary.batch)
             if self.skips.open or not self.ending.state.is_open:
                 self._note_answers(rank)
                 effects += self.run.conclude(now)
@@ -147,11 +150,15 @@ class Intake:
             rank.advance(message.moment, message.phase)
             if message.first_of_step >= 0:
                 rank.settle(message.settled, message.moment.step, message.first_of_step)
+            if message.calls:
+                yield from self.calls.take(rank, message.calls, now)
             yield from self.ending.take_beat(rank, message, now)
             if not self._note_answers(rank):  # a rank that answers an election soon hears how it ends
                 yield Send(rank.peer, rank.receipt())
         elif isinstance(message, messages.Inspected):
             yield from self.stalls.take(rank, message, now)
+        elif isinstance(message, messages.Recounted):
+            yield from self.run.tell_calls(self.calls.answer(rank, message, now), now)
         elif isinstance(message, messages.Table):
             self.batches.tables.add(message.table, size)
         elif isinstance(message, messages.Fingerprints):
@@ -219,6 +226,15 @@ class Intake:
         if not is_decided:
             self.ending.happens(Incident.TRIPPED, "", now)
 
+    def _end(self, rank: Rank, bye: messages.Bye, now: float) -> Iterator[Effect]:
+        """A rank has ended. If it failed in a collective, the others say what they have called before an abort ends them."""
+        culprit = NO_RANK
+        if bye.outcome == "failed" and is_of_a_collective(bye.text):
+            has_waited = is_timeout(bye.text)
+            culprit = self.calls.culprit_of(rank.number, has_waited=has_waited)
+            yield from self.calls.press([rank.number], now, has_waited=has_waited)
+        yield from self.ending.take(rank, bye, culprit, now)
+
     def _take_sequenced(self, rank: Rank, message: messages.Sequenced, now: float) -> Iterator[Effect]:
         is_decided = self.ending.is_decided
         if isinstance(message, messages.Tripped):
@@ -235,6 +251,7 @@ class Intake:
                 yield self.books.note(f"the watch of {rank.name} {message.text}; it trains on unwatched")
             rank.fault = message.text
             self.replicas.leave(rank)
+            self.calls.forget(rank)
         elif isinstance(message, messages.Bye):
             rank.farewell, rank.farewell_at = message.text, message.at
             rank.is_unused = message.outcome == "unused"
@@ -242,7 +259,7 @@ class Intake:
             if rank.settled is not None:
                 rank.settle(message.moment, *rank.first_of_step)
             self.books.leave(rank, _LEFT_BY.get(message.outcome, RankState.ABORTED))
-            yield from self.ending.take(rank, message, now)
+            yield from self._end(rank, message, now)
         elif isinstance(message, messages.LookedCloser):
             if self._is_skipped(rank, message):
                 self.skips.take_closeup(rank, message.closeup)

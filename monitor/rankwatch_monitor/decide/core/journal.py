@@ -18,6 +18,7 @@ from rankwatch.shared.types.frame import BatchSummary, FrameTable, Position
 from rankwatch.shared.words.divergence import Divergence, describe_divergence
 from rankwatch.shared.words.text import describe_position, name_ranks
 
+from ..calls.differs import UnequalCalls
 from ..replicas.desync import Compared, Desync
 from ..replicas.desync_text import describe_compared
 from .fact import Finding, OwnFact
@@ -249,6 +250,18 @@ class ReplicasCompared(Finding):
 
     def describe(self, rank: int) -> str:
         return f"replicas compared: {describe_compared(self.compared, self.compared.ranks)}"
+
+
+@dataclass(frozen=True, slots=True)
+class CollectivesDiffer(Finding):
+    """Members of a process group do not call the same: what they called is no fact of the journal. Of one group, a later finding
+    replaces an earlier one.
+    """
+
+    found: UnequalCalls
+
+    def describe(self, rank: int) -> str:
+        return self.found.text
 
 
 Fact: TypeAlias = messages.Message | OwnFact | Trained

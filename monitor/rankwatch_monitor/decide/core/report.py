@@ -14,6 +14,7 @@ from rankwatch.shared.types.gpu import NO_GPU, Gpu
 from rankwatch.shared.types.notice import Notice
 from rankwatch.shared.words.brief import brief
 
+from ..calls.differs import UnequalCalls
 from ..ending.course import Course
 from ..replicas.desync import Compared, Desync
 from ..trip.began import TripOrigin
@@ -222,6 +223,10 @@ class Report:
     """How many before these found no room."""
     why_not_skipped: str = ""
     """Why the verdict's step ends the run, where steps may be left out."""
+    collectives: tuple[UnequalCalls, ...] = ()
+    """Of each process group whose members do not call the same, the first call that differs, or that a rank has yet to make."""
+    collectives_unkept: int = 0
+    """How many more groups there are."""
     gaps: tuple[Gap, ...] = ()
     """What is not on record, the earliest first."""
     folder: str = ""

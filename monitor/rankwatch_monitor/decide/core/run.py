@@ -1,8 +1,8 @@
 """One run, from its first HELLO to the end of its last rank: a state machine without input or output, the clock passed in.
 
-It is made of desks, each of which decides one part: batches, trips, replicas, stalls and the end. What comes in goes to the
-desks that it concerns: messages, the passing of time, what happens to the job. All desks write into the same books, among
-them the journal, from which ``replay`` makes the run again.
+It is made of desks, each of which decides one part: batches, trips, replicas, stalls, collectives and the end. What comes in
+goes to the desks that it concerns: messages, the passing of time, what happens to the job. All desks write into the same
+books, among them the journal, from which ``replay`` makes the run again.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from rankwatch.shared.types import messages
 from rankwatch.shared.types.tuning import Tuning
 
+from ..calls.calls_desk import CallsDesk
 from ..ending.ending_desk import EndingDesk
 from ..ending.rules import Incident, Situation
 from ..ending.silence import CUT_OFF
@@ -55,6 +56,7 @@ class Run:
     skips: SkipDesk = field(init=False)
     replicas: ReplicaDesk = field(init=False)
     stalls: StallDesk = field(init=False)
+    calls: CallsDesk = field(init=False)
     ending: EndingDesk = field(init=False)
     intake: Intake = field(init=False, repr=False)
     notices: Notices = field(default_factory=Notices)
@@ -89,8 +91,9 @@ class Run:
         self.batches = BatchDesk(books, self.trips, FrameTables(self.budget.tables))
         self.replicas = ReplicaDesk(books, self.budget, self.notices)
         self.stalls = StallDesk(books)
+        self.calls = CallsDesk(books)
         self.ending = EndingDesk(books)
-        books.desks = (self.batches, self.replicas, self.stalls, self.ending, self.trips, self.skips)
+        books.desks = (self.batches, self.replicas, self.stalls, self.calls, self.ending, self.trips, self.skips)
         self.intake = Intake(self)
         books.note_down(0.0, self.opened)
 
@@ -204,7 +207,8 @@ class Run:
             yield from self._look_for_skips(now, ended=ended or self.ending.have_all_ended(now))
         if self.ending.is_decided and not self.ending.is_published and (ended or self._is_settled(now)):
             self.ending.is_published = True
-            self.ending.look_for_absent(now)
+            yield from self._look_at_calls(now, ended=True)
+            self.ending.look_for_absent(now, self.calls.explain)
             yield from self._look_for_skips(now, ended=True)
             yield from self._tell_desync(now)
             self.replicas.note_compared(now, at_once=True)
@@ -212,7 +216,7 @@ class Run:
         if ended or self.ending.have_all_ended(now):
             yield from self._look_for_stall(now, ended=True)
             is_news = not self.ending.is_published
-            self.ending.close(now)
+            self.ending.close(now, self.calls.explain)
             self.replicas.note_compared(now, at_once=True)
             self.batches.note_gaps()
             self.books.find(now, Closed())
@@ -227,10 +231,20 @@ class Run:
         if self.ending.abort.message is None:
             return self.ending.have_all_ended(now)
         is_answered = self.ending.abort.is_answered(now) and self.trips.is_heard(now)
-        return is_answered and not self.stalls.stacks.are_awaited(now)
+        return is_answered and not (self.stalls.stacks.are_awaited(now) or self.calls.are_awaited)
 
     def _look_for_stall(self, now: float, *, ended: bool = False) -> Iterator[Effect]:
-        told = self.stalls.look(now, is_open=self.ending.state.is_open, ended=ended)
+        yield from self._look_at_calls(now, ended=ended)
+        is_open, is_awaited = self.ending.state.is_open, self.calls.are_awaited
+        told = self.stalls.look(now, self.calls.explain, is_awaited, is_open=is_open, ended=ended)
+        yield from self._carry_out(told, Incident.STALLED, now)
+
+    def _look_at_calls(self, now: float, *, ended: bool) -> Iterator[Effect]:
+        stalls = self.stalls
+        yield from self.tell_calls(self.calls.look(now, stalls.watch.stall, stalls.stacks, ended=ended), now)
+
+    def tell_calls(self, told: Iterable[Effect | Worry], now: float) -> Iterator[Effect]:
+        """What the desk of collectives tells. It stops no rank."""
         yield from self._carry_out(told, Incident.STALLED, now)
 
     def _look_for_skips(self, now: float, *, ended: bool) -> Iterator[Effect]:

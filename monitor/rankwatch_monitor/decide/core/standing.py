@@ -36,7 +36,7 @@ class RunStanding(NamedTuple):
 
     Ranks send a beat, and standings are written, every ``heartbeat`` seconds. ``waiting`` says which ranks an election waits
     for; it is empty outside an election. ``desynced`` counts the parameters that are not what they must be, ``skipped`` the
-    steps that were left out.
+    steps that were left out, ``collectives`` the process groups whose members do not call the same.
     """
 
     job: str
@@ -50,6 +50,7 @@ class RunStanding(NamedTuple):
     waiting: str
     desynced: int = 0
     skipped: int = 0
+    collectives: int = 0
 
 
 def standing_of_rank(rank: Rank, now: float) -> RankStanding:
@@ -72,4 +73,5 @@ def standing_of(run: Run) -> RunStanding:
         waiting=run.waiting,
         desynced=len(run.replicas.all()) + run.replicas.watch.findings.unkept,
         skipped=run.skips.count,
+        collectives=run.calls.differ,
     )

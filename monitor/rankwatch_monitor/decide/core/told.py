@@ -45,6 +45,8 @@ def report_of(run: Run) -> Report:
         skipped=tuple([replace(one, frames_in_batch=count_frames(one.verdict, run.ranks)) for one in skips.told.values()]),
         skipped_unkept=skips.count - len(skips.told),
         why_not_skipped=skips.stops or (refusal(verdict) if verdict is not None else ""),
+        collectives=run.calls.all(),
+        collectives_unkept=run.calls.unkept,
         gaps=run.batches.gaps.all(),
         end=End.FINISHED if ending.decided is None else ending.decided.end,
         stops_ranks=ending.outcome is Outcome.ABORTED and ending.aborts,

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from rankwatch.shared.types import messages
-from rankwatch.shared.words.brief import brief
+from rankwatch.shared.words.brief import brief, is_of_a_collective
 
+from ..calls.differs import Explain
 from ..core.books import Books, Desk, Stop
 from ..core.effects import Effect, Note
 from ..core.journal import Closed, Decided, Entry, JobEnded, Left, Skipped
@@ -80,10 +81,11 @@ class EndingDesk(Desk):
         text = f"the torchrun that started {rank.name} has ended, and the rank trained on"
         return self.stop(Incident.ORPHANED, Stop(text), now)
 
-    def take(self, rank: Rank, bye: messages.Bye, now: float) -> Iterator[Effect]:
-        """A rank has said goodbye, and has left."""
+    def take(self, rank: Rank, bye: messages.Bye, culprit: int, now: float) -> Iterator[Effect]:
+        """A rank has said goodbye, and has left. ``culprit``: the rank for which it waited in vain, if it is known."""
         if bye.outcome == "failed":
-            yield from self.stop(Incident.RANK_FAILED, Stop(f"{rank.name} failed: {brief(bye.text, bye.at)}"), now)
+            text = f"{rank.name} failed: {brief(bye.text, bye.at)}"
+            yield from self.stop(Incident.RANK_FAILED, Stop(text, culprit), now)
         elif bye.outcome == "limit":
             self.happens(Incident.LIMIT_REACHED, bye.text, now)
             if not self.holding.has_begun:  # each rank stops by itself
@@ -166,21 +168,28 @@ class EndingDesk(Desk):
         # Ranks that have never connected may still be starting.
         return len(self.books.ranks) == self.books.world_size or now - self._all_ended_at > options.lost_after
 
-    def look_for_absent(self, now: float) -> None:
-        """Once, before the report: the ranks that the first one to fail had waited for may be heard of after its failure."""
+    def look_for_absent(self, now: float, explain: Explain) -> None:
+        """Once, before the report: the ranks that the first one to fail had waited for may be heard of after its failure.
+
+        ``explain``: why ranks waited, as far as the collectives say.
+        """
         if self.state.outcome is Outcome.FAILED:
             ranks = RankRows({number: rank.row() for number, rank in self.books.ranks.items()}, self.books.world_size)
             first = first_failed(ranks)
-            if first is not None and (text := describe_absent(absent_for(first, ranks))):
+            if first is None:
+                return
+            found = explain([first.rank]) if is_of_a_collective(first.farewell) else None
+            text = found.text if found is not None else describe_absent(absent_for(first, ranks))
+            if text:
                 self.happens(Incident.RANKS_ABSENT, text, now)
 
-    def close(self, now: float) -> None:
+    def close(self, now: float, explain: Explain) -> None:
         """All ranks have ended: how the run has, if that is not decided yet."""
         if all(rank.is_unused for rank in self.books.ranks.values()):
             self.happens(Incident.UNUSED, UNUSED, now)
         self.happens(Incident.ALL_ENDED, describe_first_lost(self.books.ranks.values()), now)
         if not self.is_published:
-            self.look_for_absent(now)
+            self.look_for_absent(now, explain)
 
     # --- findings -----------------------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from rankwatch.shared.words.brief import LONGEST, brief, is_of_a_collective
 from rankwatch.shared.words.cause import action_of, advise
 from rankwatch.shared.words.text import name_spans
 
+from ..calls.differs import ordinal
 from ..core.report import End, RankRow, RankState, Report
 from ..ending.absent import absent_for, describe_absent, first_failed
 from ..replicas.desync import WORDS, DesyncPattern
@@ -185,6 +186,15 @@ _MISUSED = re.compile(r"invalid (?:usage|argument)|mismatch|preamble|only suppor
 _NO_MEMORY = re.compile(r"OutOfMemory|out of memory|MemoryError|cannot allocate memory", re.I)
 
 
+def _after_unequal_calls(report: Report) -> Advice | None:
+    """Ranks that call different collectives hang, or fail in the words of a broken connection."""
+    found = next((one for one in report.collectives if not one.is_awaited), None)
+    if found is None:
+        return None
+    who = f"ranks call different collectives from the {ordinal(found.number)} of {found.name} on"
+    return Advice(Action.FIX_CODE, f"{who}, {found.odd.call} say: the code makes it, so a restart comes to it again")
+
+
 def _after_failure(report: Report) -> Advice:
     first = first_failed(report.ranks)
     if first is None:
@@ -193,6 +203,8 @@ def _after_failure(report: Report) -> Advice:
         return _without(broken, report)
     text = first.farewell
     said = f"rank {first.rank} failed: {_error(first)}"
+    if is_of_a_collective(text) and (advice := _after_unequal_calls(report)):
+        return advice
     if is_of_a_collective(text) or _PASSES.search(text):
         ended = [row for row in absent_for(first, report.ranks) if row.state is not RankState.MISSING]
         if ended:
@@ -216,6 +228,8 @@ _EXITED = "its process ended with exit code"
 
 
 def _after_loss(report: Report) -> Advice:
+    if advice := _after_unequal_calls(report):
+        return advice
     machines = SuspectKind.LOST, SuspectKind.ONE_REPLICA
     if suspects := [one for one in suspects_of(report) if one.kind in machines]:
         return _without(suspects, report)
@@ -234,6 +248,8 @@ def _death(row: RankRow) -> str:
 
 
 def _after_stall(report: Report) -> Advice:
+    if advice := _after_unequal_calls(report):
+        return advice
     stall, hosts = report.stall, _hosts_of(report.ranks)
     stalled = () if stall is None else _hosts_of(report.ranks[rank] for rank in stall.ranks)
     if stall is not None and len(stalled) == 1 < len(hosts):

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field, replace
 from rankwatch.shared.types.messages import Inspected
 from rankwatch.shared.words.text import name_spans
 
+from ..calls.differs import Explain, UnequalCalls
 from ..core.books import Books, Desk, Stop, Worry
 from ..core.effects import Effect, Note, Trouble
-from ..core.journal import Entry, NoStack, Stood
+from ..core.journal import NO_RANK, Entry, NoStack, Stood
 from ..core.rank import Rank
 from ..core.report import Stall
 from .stacks import Stacks, Unanswered, retold
@@ -26,8 +27,8 @@ class StallDesk(Desk):
     """Whether a stall has begun of which nobody was told: its sentence waits for the stacks."""
     _plain: str = ""
     """The sentence of the stall before it said where its ranks are,"""
-    _retold: tuple[Stall | None, int] = None, 0
-    """and the stall that says so, by how many stacks."""
+    _retold: tuple[Stall | None, tuple[int, UnequalCalls | None]] = None, (0, None)
+    """and the stall that says so, by how many stacks, and by what the collectives say."""
 
     def __post_init__(self) -> None:
         self.watch = StallWatch(self.books.options.stall_after)
@@ -39,8 +40,13 @@ class StallDesk(Desk):
             self.stacks.take(rank.number, answer)
             yield self.books.note("\n    ".join([f"{rank.name} is in {answer.waits or 'its threads'}", *answer.lines]))
 
-    def look(self, now: float, *, is_open: bool, ended: bool = False) -> Iterator[Effect | Stop | Worry]:
-        """``is_open``: stalls are looked for; ``ended``: no rank can say any more where it is."""
+    def look(
+        self, now: float, explain: Explain, is_awaited: bool, *, is_open: bool, ended: bool = False
+    ) -> Iterator[Effect | Stop | Worry]:
+        """``is_open``: stalls are looked for; ``ended``: no rank can say any more where it is.
+
+        ``explain``: why ranks wait, as far as the collectives say; ``is_awaited``: they may say more.
+        """
         books = self.books
         news = self.watch.look(books.ranks, books.running, now) if is_open else StallNews()
         yield from map(books.note, news.notes)
@@ -56,22 +62,25 @@ class StallDesk(Desk):
         for why, ranks in silent.items():
             yield books.note(f"{name_spans(ranks)} gave no stack: {why}")
         self._is_news |= bool(news.began)
-        if self.stacks.are_awaited(now) and not ended:
+        if (is_awaited or self.stacks.are_awaited(now)) and not ended:
             return
-        yield from self._retell(now)
+        found = None if self.watch.stall is None else explain((*self.watch.stall.ranks, *self.watch.stall.waiting))
+        yield from self._retell(found, now)
         stall, is_news = self.watch.stall, self._is_news
         self._is_news = False
         if is_news and stall is not None:
-            yield Stop(stall.text) if books.options.abort_on_stall else Worry(Trouble.STALL, stall.text)
+            culprit = _culprit(stall, found)
+            yield Stop(stall.text, culprit) if books.options.abort_on_stall else Worry(Trouble.STALL, stall.text)
 
-    def _retell(self, now: float) -> Iterator[Effect]:
-        """Once it is known where the ranks are, the sentence says so."""
+    def _retell(self, why: UnequalCalls | None, now: float) -> Iterator[Effect]:
+        """Once it is known where the ranks are, and what they have called, the sentence says so."""
         stall, stacks = self.watch.stall, self.stacks.all()
-        told, given = self._retold[0], sum(not one.why_not for one in stacks)
+        told, given = self._retold[0], (sum(not one.why_not for one in stacks), why)
         if stall is None or self._retold == (stall, given):
             return
         self._plain = self._plain if stall is told else stall.text
-        if (text := retold(replace(stall, text=self._plain), stacks)) != stall.text:
+        text = retold(replace(stall, text=self._plain), stacks) + (f"; {why.elsewhere}" if why is not None else "")
+        if text != stall.text:
             self.books.find(now, Stood(self.watch.retell(text)))
             if self._is_news:
                 yield self.books.note(text)
@@ -84,3 +93,10 @@ class StallDesk(Desk):
                 self.stacks.begin(stall, entry.now)
             case NoStack(text):
                 self.stacks.give_up(entry.rank, text)
+
+
+def _culprit(stall: Stall, why: UnequalCalls | None) -> int:
+    """The one rank for which the others wait."""
+    if why is not None and why.has_odd:
+        return why.odd.ranks[0] if why.odd.count == 1 else NO_RANK
+    return stall.ranks[0] if stall.count == 1 and stall.count_waiting else NO_RANK

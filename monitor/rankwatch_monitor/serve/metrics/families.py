@@ -148,6 +148,10 @@ FAMILIES = (
         lambda run: _one(run.shown.standing.desynced),
     ),
     Family(
+        "rankwatch_differing_groups_total", "Process groups whose members do not call the same collectives.", (),
+        lambda run: _one(run.shown.standing.collectives),
+    ),
+    Family(
         "rankwatch_dropped_batches_total", "Batches that ranks dropped: the collector was out of reach, or too slow.", (),
         lambda run: _one(run.dropped),
     ),

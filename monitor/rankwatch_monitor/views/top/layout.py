@@ -17,7 +17,7 @@ from ...decide.core.report import Outcome, Report
 from ...decide.replicas.desync_text import desync_lines
 from ...record.follow import View
 from ...record.numbers.headroom import Headroom, batches_of
-from .. import skipped, stalls
+from .. import collectives, skipped, stalls
 from ..text import noticed, render_head
 from .focus import Focus, Name, window
 from .help import explained
@@ -181,6 +181,8 @@ def _title(scene: Scene, focus: Focus, size: Size) -> list[Line]:
     lines += [Line(waiting, "yellow")] if waiting else []
     left_out = "" if scene.view.is_decided else skipped.summary(report)
     lines += [Line(left_out, "yellow")] if left_out else []
+    differ = "" if scene.view.is_decided else collectives.summary(report)
+    lines += [Line(differ, "red")] if differ else []
     lines += [] if scene.view.is_decided else [Line(describe_gap(gap, ranks), "yellow") for gap in report.gaps[:1]]
     states = describe_states(rank.state for rank in scene.ranks) + _equality(report)
     node = next((node for node in scene.nodes if node.host == scene.host(focus)), None) if nodes > 1 else None

@@ -35,6 +35,7 @@ class Changes:
         self._stacks: set[str] = set()
         self._gaps: set[Gap] = set()
         self._skipped: set[str] = set()
+        self._collectives: set[str] = set()
 
     def lines(self, view: View, now: float) -> Iterator[str]:
         """The lines of what is new, without newlines. ``now``: Unix seconds."""
@@ -53,6 +54,10 @@ class Changes:
             if one.brief not in self._skipped:
                 self._skipped.add(one.brief)
                 yield f"{report.run}: left out: {one.brief}: {one.verdict.evidence}"
+        for differ in report.collectives:
+            if differ.text not in self._collectives:
+                self._collectives.add(differ.text)
+                yield f"{report.run}: collectives: {differ.text}"
         for gap in report.gaps:
             if gap not in self._gaps:
                 self._gaps.add(gap)

@@ -19,6 +19,7 @@ from rankwatch.shared.link import wire
 from rankwatch.shared.link.codec import LATER
 from rankwatch.shared.printable import printable
 from rankwatch.shared.types import fields, messages
+from rankwatch.shared.types.calls import CollectiveCall
 from rankwatch.shared.types.closeup import CloseUp
 from rankwatch.shared.types.fingerprint import FingerprintTable, RankMesh
 from rankwatch.shared.types.frame import FrameTable, Moment, Phase
@@ -55,12 +56,19 @@ def test_golden_bytes() -> None:
     """The meaning of these bytes may never change within a major version."""
     assert wire.encode(messages.Ack(9, abort=True, handled=11)).hex() == "94a341434b09c30b"
     assert wire.encode(makers.beat(3, 0, 17)).hex() == (
-        "9ba4424541549403030011a7666f72776172640000cb408f400000000000c2c2" "ff" "9400ff0000" "c2"
+        "9ca4424541549403030011a7666f72776172640000cb408f400000000000c2c2" "ff" "9400ff0000" "c2" "90"
     )
     batch = wire.encode(messages.Batch(4, makers.summary(149)))
     first, norm = "cc9500cc95cb4024000000000000cb4026000000000000c2", "cb3fe0000000000000"
     numbers = "b0" + makers.table().id.encode().hex() + "c40c" + 3 * "0000803f" + "c40c" + 3 * "0000803f" + "c403000000"
-    assert batch.hex() == f"93a54241544348049c{first}{numbers}{norm}ce40000000"
+    assert batch.hex() == f"94a54241544348049c{first}{numbers}{norm}ce40000000" "90"
+    counted = wire.encode(messages.Batch(4, makers.summary(149), makers.counts()))
+    assert counted.hex() == batch.hex()[:-2] + "93" "4d" "cd1408" "cf4000000000000000"
+    assert wire.encode(messages.Recount(4, 77, 5065)).hex() == "94a75245434f554e54" "04" "4d" "cd13c9"
+    assert wire.encode(makers.recounted(4, 5128, CollectiveCall(12, "barrier", "a.py:1 in f"))).hex() == (
+        "98a95245434f554e544544" "04" "4d" "b1" + b"the default group".hex() + "02" "cd1408" "cd1408"
+        "91" "93" "0c" "a7" + b"barrier".hex() + "ab" + b"a.py:1 in f".hex()
+    )
     assert makers.table().id == "4600ca21ebaae7f7"
     layer, linear, output, float32 = "a56c61796572", "a64c696e656172", "a66f7574707574", "a7666c6f61743332"
     table = wire.encode(messages.Table(FrameTable((makers.frame(phase=Phase.BACKWARD).spec,))))
@@ -155,7 +163,9 @@ def test_every_field_is_checked(message: messages.Message) -> None:
 
 def test_what_an_older_agent_does_not_send_has_its_default() -> None:
     beat, trip = makers.beat(3, 0, 17), makers.trip()
-    assert wire.decode(msgpack.packb(msgpack.unpackb(wire.encode(beat))[:-2])) == beat
+    assert wire.decode(msgpack.packb(msgpack.unpackb(wire.encode(beat))[:-3])) == beat
+    batch = messages.Batch(4, makers.summary(149))
+    assert wire.decode(msgpack.packb(msgpack.unpackb(wire.encode(batch))[:-1])) == batch
     kind, seq, parts = msgpack.unpackb(wire.encode(messages.Tripped(5, trip)))
     older = messages.Tripped(5, trip)
     assert repr(wire.decode(msgpack.packb([kind, seq, parts[:-4]]))) == repr(older)
@@ -214,7 +224,7 @@ def test_a_message_with_columns_takes_no_arrays_in_arrays(kind: str, nested: lis
 
 
 def test_columns_must_fit_each_other_and_their_specs() -> None:
-    kind, seq, summary = msgpack.unpackb(wire.encode(messages.Batch(4, makers.summary(1))))
+    kind, seq, summary, _ = msgpack.unpackb(wire.encode(messages.Batch(4, makers.summary(1))))
     with pytest.raises(ProtocolError, match="do not fit each other"):
         wire.decode(msgpack.packb([kind, seq, [*summary[:7], summary[7][:-1], *summary[8:]]]))
     halves = [column[: len(column) // 2] for column in summary[7:9]]
@@ -243,7 +253,7 @@ def test_columns_must_fit_each_other_and_their_specs() -> None:
     ids=["summary", "trip", "closeup", "headroom", "zeros"],
 )
 def test_every_part_of_a_field_is_checked(message: messages.Message) -> None:
-    kind, seq, parts = msgpack.unpackb(wire.encode(message))
+    kind, seq, parts, *_ = msgpack.unpackb(wire.encode(message))
     for index in range(len(parts)):
         wrong: Any
         for wrong in (None, {}, "x" * (fields.MAX_NAME + 1), -(2**40), b"\xff", makers.NAN):

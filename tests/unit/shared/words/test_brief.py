@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankwatch.shared.words.brief import LONGEST, brief
+from rankwatch.shared.words.brief import LONGEST, brief, is_timeout
 
 REMOTE = (
     "DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1970, remote process exited or there "
@@ -166,3 +166,18 @@ def test_a_line_is_one_short_line(text: str, head: str) -> None:
     if said.startswith(("gloo: ", "NCCL: ")):
         assert len(said) <= LONGEST
         assert "\n" not in said
+
+
+@pytest.mark.parametrize(
+    ("text", "has_waited"),
+    [
+        (
+            "RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 2000ms for recv",
+            True,
+        ),
+        ("[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE)", True),
+        ("RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]", False),
+    ],
+)
+def test_a_timeout_says_that_a_rank_has_waited(text: str, has_waited: bool) -> None:
+    assert is_timeout(text) is has_waited

@@ -12,6 +12,7 @@ main.append(
   h("p", null, Views.badge({ is_over: overview.is_over, outcome: report.outcome }), report.verdict ? "" : ` ${report.reason}`),
   Views.tiles([["ranks", report.run.world_size], ["batches", report.batches], ["began", Views.clock(overview.began)], ...(overview.ended > overview.began ? [["took", Views.length(overview.ended - overview.began)]] : [])]),
   Views.stall(report) || "",
+  Views.collectives(report) || "",
   Views.verdict(report) || "",
   Views.skipped(report) || "",
   Views.replicas(overview.replicas) || "");

@@ -101,7 +101,7 @@ const PAGES = {
       state.replaceChildren(
         h("p", null, Views.badge({ is_over: body.is_over, outcome: report.outcome, state: report.stall ? "stalled" : "" }), body.is_over && report.reason && !report.verdict && !body.replicas.lines.some((line) => line.text === report.reason) ? ` ${report.reason}` : "", body.silent_collector ? " The collector has been silent for more than three heartbeats." : ""),
         Views.tiles([["ranks", report.run.world_size], ["batches", report.batches], ...Object.entries(states).map(([name, count]) => [name, count]), ["began", Views.brief(body.began)], ...(body.ended > body.began ? [["took", Views.length(body.ended - body.began)]] : [])]), h("p", null, Views.link(`/compare?${new URLSearchParams({ run })}`, "Compare it with another run over all batches")));
-      found.replaceChildren(...[Views.stall(report), Views.verdict(report), Views.skipped(report), report.verdict && h("p", null, Views.link(where(run, "verdict"), "Its frames, and what led to it"), ...(body.has_diff ? [" · ", Views.link(where(run, "diff"), "Its batch beside the last good one")] : [])), Views.replicas(body.replicas)].filter(Boolean));
+      found.replaceChildren(...[Views.stall(report), Views.collectives(report), Views.verdict(report), Views.skipped(report), report.verdict && h("p", null, Views.link(where(run, "verdict"), "Its frames, and what led to it"), ...(body.has_diff ? [" · ", Views.link(where(run, "diff"), "Its batch beside the last good one")] : [])), Views.replicas(body.replicas)].filter(Boolean));
       ranks.querySelector("h2").textContent = Charts.title(body.grid, "rank");
       draw(body.grid, Views.marks(body.order));
       curves();

@@ -93,6 +93,13 @@ const Views = (() => {
     return h("section", { class: "panel", "aria-label": "Steps left out" }, h("h2", null, count === 1 ? "1 step was left out" : `${count} steps were left out`), shown.map(step), hidden ? h("p", { class: "faint" }, `and ${hidden} more before: report.json has the last ${report.skipped.length}`) : null);
   }
 
+  // The process groups whose members do not call the same.
+  function collectives(report) {
+    if (!report.collectives.length) return null;
+    return h("section", { class: "panel is-bad", "aria-label": "Collectives" }, h("h2", null, "Collectives differ"),
+      report.collectives.map((one) => h("p", null, one.text)), report.collectives_unkept ? h("p", { class: "faint" }, `and ${report.collectives_unkept} more groups`) : null);
+  }
+
   const LIMITS = { float16: 65504, bfloat16: 3.3895313892515355e38, float32: 3.4028234663852886e38, float64: 1.7976931348623157e308, float8_e4m3fn: 448, float8_e5m2: 57344 };
 
   function share(reading) {
@@ -224,5 +231,5 @@ const Views = (() => {
     return h("div", null, table("Events, the last first", [["time"], ["rank", "number"], ["kind"], ["what", "text"]], rows, "stacked"), found.hidden ? h("p", { class: "faint" }, `and ${found.hidden} earlier ones`) : null);
   }
 
-  return { h, cell, table, facts, tiles, clock, brief, length, rate, link, where, module, badge, verdict, skipped, frames, ranks, marks, stall, gaps, notices, replicas, diff, chosenSides, events };
+  return { h, cell, table, facts, tiles, clock, brief, length, rate, link, where, module, badge, verdict, skipped, frames, ranks, marks, stall, collectives, gaps, notices, replicas, diff, chosenSides, events };
 })();
