@@ -46,6 +46,7 @@ def test_overflow_in_a_sharded_model(tmp_path: Path, how: str) -> None:
     if "fsdp2" in how and not hasattr(torch.distributed.fsdp, "fully_shard"):
         pytest.skip("torch.distributed.fsdp.fully_shard came with torch 2.6")
     job = job_of(tmp_path, "sharded.py", how)
+    assert "did not come back" not in job.stderr  # a rank that waits for the culprit is known to be stuck
     verdict = job.verdict
     assert (verdict["rank"], verdict["batch"], verdict["optimizer_step"], verdict["stage"]) == (2, 3, 3, None)
     assert (verdict["module"], verdict["module_class"]) == ("blocks.1.scale", "Scale")
