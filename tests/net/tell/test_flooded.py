@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import zmq
@@ -103,6 +104,20 @@ def test_a_collector_that_asks_for_everything_again_and_again_gets_it_within_bou
         asked += 1
         hostile.send(wire.encode(WELCOME))
     assert time.monotonic() - begun > (asked - 2) / WELCOMES_PER_SECOND - 0.1
+    link.release()
+
+
+def test_a_welcome_for_which_the_rank_has_not_asked_changes_nothing(hostile: Hostile) -> None:
+    told = threading.Event()
+    link = link_to(hostile.connection, on_tune=lambda tune: told.set())
+    starting = threading.Thread(target=link.start)
+    starting.start()
+    hostile.welcome()
+    starting.join()
+    hostile.send(wire.encode(replace(WELCOME, run="stranger-0", folder="/elsewhere")))
+    hostile.send(wire.encode(messages.Tune(tuning=Tuning(every=2))))
+    assert told.wait(PATIENCE)
+    assert (link.run, link.folder) == ("train-0", "")
     link.release()
 
 
