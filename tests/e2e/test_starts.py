@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -69,17 +68,3 @@ def test_two_jobs_of_one_name_at_one_collector_never_touch_each_other(tmp_path: 
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "runs" / "latest").resolve().name == "train-0.2"
     assert {run.name for run in (tmp_path / "runs").glob("train-0*")} == {"train-0", "train-0.2", "train-0.3"}
-
-
-@pytest.mark.parametrize("how", ["c10d", "given", "alone", "static", "more", "replaced"])
-def test_a_launch_of_torchruns_agents_is_one_run_although_a_rank_died_before_it_watched(tmp_path: Path, how: str) -> None:
-    """See ``rounds.py``. Of each later launch, what goes bad on one rank stops all, and all have said that they were finite."""
-    run_job(tmp_path, [sys.executable, str(SCRIPTS / "rounds.py"), how, str(tmp_path)], "--job", "train")
-    runs = [path for path in (tmp_path / "runs").glob("train-*") if not path.is_symlink()]
-    verdicts = [
-        verdict for path in runs if (verdict := json.loads((path / "report.json").read_text())["verdict"]) is not None
-    ]
-    assert {(verdict["rank"], verdict["certainty"], len(verdict["missing_ranks"])) for verdict in verdicts} == {
-        (1, "complete", 0)
-    }
-    assert list(tmp_path.glob("trained-*")) == []

@@ -224,8 +224,9 @@ def test_a_rank_that_died_before_it_asked_is_in_one_run_with_the_others_at_the_n
     desk = Desk()
     desk.handle(Disconnected(asks(desk, 0, "dead", "a")))
     desk.wait(2.5)
-    new = [(0, "new 0", "b", "a"), (1, "new 1", "a")]
-    peers = [asks(desk, *one, restart=counts[one[0]]) for one in (new if first == "rank 0" else new[::-1])]
+    new = [(0, "new 0", "b", "a"), (1, "new 1", "a", "")]
+    in_order = new if first == "rank 0" else new[::-1]
+    peers = [asks(desk, rank, name, start, earlier, restart=counts[rank]) for rank, name, start, earlier in in_order]
     assert ranks_of(desk) == [{"dead"}, {"new 0", "new 1"}]
     desk.handle(Received(b"new 1", messages.Tripped(1, makers.trip())))
     beat(desk, peers, 4)
