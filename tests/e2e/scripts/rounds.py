@@ -59,8 +59,11 @@ def start(how: str, folder: Path) -> None:
             os._exit(0)
         if number == 0:
             time.sleep(1.0)  # the first agent has the store, and rank 0
-    for agent in agents:
-        os.waitpid(agent, 0)
+    left = set(agents)
+    while len(left) > (1 if how == "scaled" else 0):  # the last one would wait for others for ever
+        left.discard(os.wait()[0])
+    for agent in left:
+        os.kill(agent, signal.SIGKILL)
 
 
 def wait_for(path: Path) -> None:
