@@ -18,7 +18,7 @@ AREAS: dict[str, str] = {
     " benchmarks/test_overhead benchmarks/test_cuda",
     "agent/rankwatch/tell": "e2e/test_faults e2e/test_end e2e/test_starts e2e/test_rounds e2e/test_stalls e2e/test_scarce"
     " e2e/test_main_job e2e/test_daemon e2e/test_network e2e/test_several_hosts e2e/cluster/test_slurm",
-    "agent/rankwatch/": "torch/test_ torch/api/ e2e/test_attach e2e/test_main_job",
+    "agent/rankwatch/": "torch/test_ torch/api/ e2e/test_attach e2e/test_main_job e2e/test_many_watches",
     "deploy/docker": "e2e/cluster/test_docker",
     "deploy/examples": "e2e/test_examples",
     "deploy/grafana": "e2e/test_metrics net/serve/test_metrics",
