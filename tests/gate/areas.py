@@ -17,9 +17,9 @@ AREAS: dict[str, str] = {
     "agent/rankwatch/zero_code": "e2e/test_attach e2e/test_crash e2e/test_starts torch/zero_code/test_finder",
     "agent/rankwatch/touch": "torch/test_ e2e/test_parallel e2e/test_meshes e2e/test_stalls e2e/test_closeup"
     " benchmarks/test_overhead benchmarks/test_cuda",
-    "agent/rankwatch/tell": "e2e/test_faults e2e/test_leaving e2e/test_end e2e/test_starts e2e/test_stalls e2e/test_scarce"
-    " e2e/test_main_job e2e/test_daemon e2e/test_network e2e/test_several_hosts e2e/cluster/test_slurm",
-    "agent/rankwatch/": "torch/test_ torch/api/ e2e/test_attach e2e/test_main_job",
+    "agent/rankwatch/tell": "e2e/test_faults e2e/test_leaving e2e/test_end e2e/test_starts e2e/test_rounds e2e/test_stalls"
+    " e2e/test_scarce e2e/test_main_job e2e/test_daemon e2e/test_network e2e/test_several_hosts e2e/cluster/test_slurm",
+    "agent/rankwatch/": "torch/test_ torch/api/ e2e/test_attach e2e/test_main_job e2e/test_many_watches",
     "deploy/docker": "e2e/cluster/test_docker",
     "deploy/examples": "e2e/test_examples",
     "deploy/grafana": "e2e/test_metrics net/serve/test_metrics",
@@ -32,7 +32,7 @@ AREAS: dict[str, str] = {
     "monitor/rankwatch_monitor/commands": "e2e/test_completion e2e/test_views e2e/test_docs e2e/test_crash e2e/test_end"
     " e2e/test_restarted",
     "monitor/rankwatch_monitor/decide": "e2e/test_desync e2e/test_skip e2e/test_faults e2e/test_stalls e2e/test_truth"
-    " e2e/test_unequal e2e/test_restarted e2e/test_collectives",
+    " e2e/test_unequal e2e/test_restarted e2e/test_rounds e2e/test_several_hosts e2e/test_collectives",
     "monitor/rankwatch_monitor/record": "e2e/test_faults e2e/test_export e2e/test_views e2e/test_truth",
     "monitor/rankwatch_monitor/serve": "net/tell/ net/serve/test_skips e2e/test_faults e2e/test_daemon e2e/test_metrics"
     " e2e/test_end e2e/test_several_hosts e2e/test_network e2e/test_scarce e2e/test_status benchmarks/test_load",

@@ -158,6 +158,7 @@ def _link_to(watch: Linked, model: nn.Module, source: str, who: Identity, stage:
         start=start.id,
         model=speaker.model,
         launch=os.environ.get("RANKWATCH_LAUNCH", ""),
+        earlier=start.earlier,
     )
     link = speaker.link = Link(connection, hello, speaker, source)
     speaker.speak_for(watch)

@@ -1,12 +1,30 @@
 """The start: which launch of its job a rank belongs to. It is the same on all ranks of a launch, and new at the next one.
 
-Its id comes from ``RANKWATCH_START`` if set, else from the job's own store: of the ranks, the first to ask writes a random id,
-and nobody waits for another one. Before ``init_process_group`` and without torchrun's store there is none; then it is made of
-what the environments of all ranks share.
+A launch is a round of torchrun's rendezvous: what all ranks of a round share, and no earlier round has. Nothing in their
+environment is that. ``TORCHELASTIC_RUN_ID``, ``MASTER_ADDR`` and, with torchrun's own store, ``MASTER_PORT`` are the same in all
+rounds; ``TORCHELASTIC_RESTART_COUNT`` counts what one agent saw fail; ``GROUP_WORLD_SIZE`` comes back when a node does. The store
+of the rendezvous has a number of the round, but no rank knows its address, and keys of the process group stay from round to
+round. What does tell rounds apart: no agent begins a round before it has ended its ranks of the one before. So a process that
+has ended is of an earlier round than one that asks.
 
-A store may outlive a launch: that of torchrun's agents does, and their restart counts do not tell launches apart, since each
-agent counts the failures of its own ranks. So each rank takes a place under the id. Where the place is another process's, that
-has ended, the id is of an earlier launch, and the rank writes a new one.
+The id comes from ``RANKWATCH_START`` if set, else from the job's own store: of the ranks, the first to ask writes a random id,
+and nobody waits for another one. Each takes its place under the id, and one for its agent. If a place there is another
+process's, that has ended, the id is of an earlier launch: the rank writes a new one, with the id ``earlier`` that it takes over
+from. A rank whose places are free in the earlier id, as it never came so far, takes that one unknowingly. Then the collector puts
+it right (``decide/core/ledger.py``): it knows which ranks have ended, and by ``earlier`` which two ids are one launch.
+
+Why this holds where a launch is not the first one:
+
+- A rank dies before it asks, and asks first in the next round: as above.
+- Agents count restarts differently, also with one ``RANKWATCH_START`` for all: counts are for show, and are no part of a key.
+- More or fewer nodes, or one that is replaced: another world size has another key in the store. In the same world size a place
+  is held by a process of another host, or by one that has ended.
+- A static rendezvous has no rounds: agents start their ranks again at will. A rank that takes a free place beside ranks that
+  still wait for it is one of theirs; one whose predecessor had asked begins a launch, which the others' restart joins.
+- The store goes away in the middle: the start of those that ask later is unknown, and the collector goes by the names.
+- Without torchrun's store (``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1``), each round has its own ``MASTER_PORT`` and group's store.
+- Before ``init_process_group`` and without torchrun's store there is no store; then the id is made of what the environments of
+  all ranks share. It may be that of the launch before; the collector tells the two apart by the ages of their processes.
 """
 
 from __future__ import annotations
@@ -38,11 +56,13 @@ MAX_EARLIER = 8
 
 
 class Start(NamedTuple):
-    """``job`` and ``restart``: the names of the launch, as its first rank knew them."""
+    """``job`` and ``restart``: the names of the launch, as its first rank knew them. ``earlier``: the id of the launch before, if
+    that was found in the store."""
 
     id: str
     job: str
     restart: int
+    earlier: str = ""
 
 
 def start_of(who: Identity, group: tuple[int, int] | None, job: str, environ: Mapping[str, str] | None = None) -> Start:
@@ -80,27 +100,28 @@ def shared_start(who: Identity, env: Mapping[str, str]) -> str:
 
 def _agree(store: Any, unknown: Start, who: Identity, node: str = "") -> Start:
     """The start that the first rank wrote, if it is of this launch, else a new one. ``node``: the number of torchrun's agent."""
-    key, expected = f"rankwatch/start/{who.world_size}", ""
+    key, expected, earlier = f"rankwatch/start/{who.world_size}", "", ""
     for _ in range(MAX_EARLIER):
-        new = json.dumps(unknown._replace(id=os.urandom(8).hex()))
+        new = json.dumps(unknown._replace(id=os.urandom(8).hex(), earlier=earlier))
         found: str = store.compare_set(key, expected, new).decode()
         start = Start(*json.loads(found))
         if _takes_place(store, start, who, node):
-            return start._replace(id=start.id[:MAX_START])
-        expected = found
+            return start._replace(id=start.id[:MAX_START], earlier=start.earlier[:MAX_START])
+        expected, earlier = found, start.id
     raise RuntimeError("the job is launched again and again")
 
 
 def _takes_place(store: Any, start: Start, who: Identity, node: str) -> bool:
-    """Whether this process may be a rank of this launch."""
+    """Whether this process may be a rank of this launch: neither its predecessor nor one of its agent's other ranks has ended."""
+    of_agent = [f"rankwatch/node/{start.id}/{node}"] if node else []
+    return all(_is_of_this_launch(store, place, who) for place in (*of_agent, f"rankwatch/rank/{start.id}/{who.rank}"))
+
+
+def _is_of_this_launch(store: Any, place: str, who: Identity) -> bool:
+    """Whether this place is free, or held by a process that runs here: of two with one rank, one alone is the rank."""
     here = f"{who.host} {machine()}"
-    agent, own = f"{here} {who.restart}", f"{here} {who.pid} {started_at(who.pid)}"
-    if node and _first(store, f"rankwatch/node/{start.id}/{node}", agent) != agent:
-        return False
-    held = _first(store, f"rankwatch/rank/{start.id}/{who.rank}", own)
-    where, pid, began = held.rsplit(" ", 2)
-    is_rival = where == here and began == str(started_at(int(pid)))  # only one of the two is the rank
-    return held == own or is_rival
+    where, pid, began = _first(store, place, f"{here} {who.pid} {started_at(who.pid)}").rsplit(" ", 2)
+    return where == here and began == str(started_at(int(pid)))
 
 
 def _first(store: Any, key: str, own: str) -> str:

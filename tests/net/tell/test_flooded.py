@@ -155,6 +155,20 @@ def test_counts_of_collectives_are_told_once_and_the_calls_when_they_are_asked_f
     link.release()
 
 
+def test_a_welcome_for_which_the_rank_has_not_asked_changes_nothing(hostile: Hostile) -> None:
+    told = threading.Event()
+    link = link_to(hostile.connection, on_tune=lambda tune: told.set())
+    starting = threading.Thread(target=link.start)
+    starting.start()
+    hostile.welcome()
+    starting.join()
+    hostile.send(wire.encode(replace(WELCOME, run="stranger-0", folder="/elsewhere")))
+    hostile.send(wire.encode(messages.Tune(tuning=Tuning(every=2))))
+    assert told.wait(PATIENCE)
+    assert (link.run, link.folder) == ("train-0", "")
+    link.release()
+
+
 def test_a_moment_that_is_never_passed_is_looked_at_ever_less_often(hostile: Hostile) -> None:
     link = link_to(hostile.connection)
     link._online.set()

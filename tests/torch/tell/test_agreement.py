@@ -88,7 +88,7 @@ def test_a_restart_that_not_every_agent_counts_is_one_new_start(
         (before,) = agreed(hashed, ranks)
     with Launch(*restarts) as ranks:
         new = starts(hashed, [ranks[first], ranks[1 - first]])
-        assert new[0] == new[1] == Start(new[0].id, "train", restarts[first])
+        assert new[0] == new[1] == Start(new[0].id, "train", restarts[first], before)
         assert new[0].id != before
 
 
@@ -97,6 +97,33 @@ def test_a_restart_before_the_ranks_of_an_agent_have_asked_is_a_new_start(hashed
         (before,) = agreed(hashed, ranks)
     with Launch(1, 1) as ranks:
         assert before not in agreed(hashed, ranks)
+
+
+def of_one_agent(env: dict[str, str], who: Identity) -> Start:
+    return start_of(who, None, "train", {**PLACES[who.rank], **env, "GROUP_RANK": "0"})
+
+
+@pytest.mark.parametrize("restarts", [(0, 0), (1, 1)])
+def test_of_an_agents_ranks_one_that_never_asked_before_sees_by_the_other_one_that_the_start_is_over(
+    hashed: dict[str, str], restarts: tuple[int, int]
+) -> None:
+    """An agent does not count a restart because another node has come or gone."""
+    with Launch(0) as ranks:
+        before = of_one_agent(hashed, ranks[0])
+    with Launch(*restarts) as ranks:
+        second, first = of_one_agent(hashed, ranks[1]), of_one_agent(hashed, ranks[0])
+    assert second == first != before
+    assert (second.earlier, before.earlier) == (before.id, "")
+
+
+def test_a_rank_that_never_asked_before_has_the_id_that_the_others_take_over_from(hashed: dict[str, str]) -> None:
+    """Of an agent without other ranks: the collector knows by ``earlier`` that they are of one launch."""
+    with Launch(0) as ranks:
+        (before,) = starts(hashed, ranks)
+    with Launch(0, 1) as ranks:
+        second, first = starts(hashed, ranks[::-1])
+    assert (second.id, first.earlier) == (before.id, before.id)
+    assert first.id != before.id
 
 
 def test_a_smaller_world_is_a_new_start(hashed: dict[str, str]) -> None:

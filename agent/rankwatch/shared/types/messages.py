@@ -50,10 +50,11 @@ AHEAD = 0
 class Hello:
     """Rank to collector, first on every connection. ``incarnation``, random per watch, tells a reconnect from a restart.
 
-    ``start`` is the id of the launch that the rank belongs to, the same on all of its ranks; empty: unknown. ``launch`` is the id
-    of the ``rankwatch run`` that started the process, if one did. ``model`` numbers the models of the process from 0 on. ``age``
-    is in seconds since the process started (0: unknown): it tells the older of two starts. ``stage`` is the rank's stage in a
-    pipeline, from 0 on; NO_STAGE without a pipeline. ``gpu`` is the one that the model is on.
+    ``start`` is the id of the launch that the rank belongs to, the same on all of its ranks; empty: unknown. ``earlier`` is the
+    id that it took over from: of an earlier launch, but ranks of this one may have it. ``launch`` is the id of the
+    ``rankwatch run`` that started the process, if one did. ``model`` numbers the models of the process from 0 on. ``age`` is in
+    seconds since the process started (0: unknown): it tells the older of two starts. ``stage`` is the rank's stage in a pipeline,
+    from 0 on; NO_STAGE without a pipeline. ``gpu`` is the one that the model is on.
     """
 
     KIND = "HELLO"
@@ -75,6 +76,7 @@ class Hello:
     model: Annotated[int, integer(0, MAX_MODELS)] = 0
     age: float = 0.0
     launch: StartId = ""
+    earlier: StartId = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,8 @@ class Books:
     ranks: dict[int, Rank] = field(default_factory=dict)
     running: set[int] = field(default_factory=set)
     """Updated message by message, so that a message costs the same at 16 ranks and at 16,384."""
+    away: set[int] = field(default_factory=set)
+    """The ranks whose connection has ended, and that have not come back."""
     verdict: Verdict | None = None
     over: bool = False
     """Whether all ranks have ended, and nothing more is expected."""

@@ -56,6 +56,7 @@ class Intake:
                 self.books.over = self.ending.is_published = False
         rank.peer, rank.is_over_budget = peer, False
         rank.hear(now)
+        self.books.away.discard(rank.number)
         run.born_at = min(run.born_at, now - hello.age)
         if not run.is_own and hello.launch == run.options.launch:
             run.is_own = True
@@ -86,6 +87,7 @@ class Intake:
             rank.connected, rank.gone_at, rank.cut_off = False, now, is_cut_off(rank, now)
             if not rank.is_running:
                 self.ending.holding.leave(rank)
+            self.books.away.add(number)
 
     def exited(self, number: int, incarnation: str, how: str, now: float) -> None:
         """The process of this rank has ended. Whether the rank is lost, its silence decides: this alone says why."""

@@ -44,6 +44,7 @@ class Opened(OwnFact):
     """The job that the key speaks for by which the run was begun; empty: any job."""
     awaits_command: bool = False
     """Whether it is over with its command, and not with its ranks: one that looks on sees no end before."""
+    earlier: str = ""
 
     def describe(self, rank: int) -> str:
         model = f", model {self.model + 1}" if self.model else ""

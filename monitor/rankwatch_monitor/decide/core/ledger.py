@@ -22,7 +22,7 @@ from ..keys.budget import LINES_AT_ONCE, MAX_RUNS, WORDS_OVERHEAD, Budget
 from ..keys.keyring import ANY_JOB
 from .effects import Effect, IssueKey, Note, Send
 from .gaps import Gap
-from .journal import Entry, JobEnded, JobInterrupted, Opened, Progress
+from .journal import Entry, JobEnded, JobInterrupted, Left, Opened, Progress
 from .options import Options
 from .report import RankState
 from .run import Run
@@ -248,6 +248,8 @@ class Ledger:
             return self._hello(peer, message, bound, now, size)
         if peer in self._peers:
             run, rank = self._peers[peer]
+            if run.later is not None and _moves(run, rank, run.later):
+                return (Send(peer, messages.Error(f"this launch is run {run.later.id} by now: say HELLO", "hello")),)
             return run.intake.receive(rank, message, now, size)
         if isinstance(message, messages.Tune):
             return self._tune(peer, message, bound, now)
@@ -333,10 +335,19 @@ class Ledger:
                 yield from self._note_refusal(f"refused {rival}: {text}", bound)
             yield Send(peer, messages.Error(text, "none"))
             return
+        self._let_go(run, hello, now)
         self._assign(peer, run, hello.rank, now)
         yield from run.intake.welcome(hello, peer, now)
         if is_new:
             self._note_successors(run)
+            self._note_later(run)
+
+    def _let_go(self, run: Run, hello: messages.Hello, now: float) -> None:
+        """The run of an earlier launch, in which this process was, waits for it no more."""
+        for earlier in self._alike[_kind_of(hello)]:
+            rank = earlier.ranks.get(hello.rank) if earlier.later is run else None
+            if rank is not None and rank.is_running and rank.hello.incarnation == hello.incarnation:
+                earlier.books.find(now, Left(RankState.ENDED), hello.rank)
 
     def _assign(self, peer: bytes, run: Run, rank: int, now: float) -> None:
         """From now on this peer alone speaks for this rank, and for no other rank."""
@@ -353,16 +364,17 @@ class Ledger:
     def _run_of(self, hello: messages.Hello, now: float) -> Run | None:
         """The run this rank belongs to; None: it begins a new one."""
         alike = [run for run in self._alike.get(_kind_of(hello), ()) if _key_of(run.opened) == _key_of(hello)]
-        for known in alike:
+        for known in reversed(alike):
             rank = known.ranks.get(hello.rank)
             if rank is not None and rank.hello.incarnation == hello.incarnation:
+                if known.later is not None and _moves(known, hello.rank, known.later):
+                    return known.later
                 return known  # even when it is over: a process that was stopped for a while must still be aborted
         under_way = [run for run in reversed(alike) if not run.over]
-        same = next((run for run in under_way if run.opened.start == hello.start), None)
-        if same is not None:
-            return same if _may_join(same, hello, now) else None
+        if same := [run for run in under_way if _is_one_launch(run.opened, hello)]:
+            return next((run for run in same if _may_join(run, hello, now)), None)
         # Of an unknown start, the names alone are known.
-        unsure = (run for run in under_way if not (run.opened.start and hello.start))
+        unsure = (run for run in under_way if bool(run.opened.start) != bool(hello.start))
         return next((run for run in unsure if hello.rank not in run.ranks and _may_join(run, hello, now)), None)
 
     def _under_way(self, bound: str) -> list[Run]:
@@ -398,8 +410,9 @@ class Ledger:
             attempt += 1
             name = f"{base}.{attempt}"
         opened = Opened(
-            hello.job, hello.restart, hello.world_size, hello.start, hello.model, bound, self._options.expects_job_end
-        )
+            hello.job, hello.restart, hello.world_size, hello.start, hello.model, bound, self._options.expects_job_end,
+            hello.earlier,
+        )  # fmt: skip
         self._names[base] = attempt
         run = Run(name, opened, self._options, budget=self._budgets[bound])
         self._add(name, run)
@@ -411,8 +424,7 @@ class Ledger:
             return
         run.has_told_siblings = True
         for other in self.runs.values():
-            is_of_another_model = other.opened.model != run.opened.model
-            if is_of_another_model and not other.over and _processes_of(other.opened) == _processes_of(run.opened):
+            if other.opened.model != run.opened.model and not other.over and _share_processes(other, run):
                 other.hear_of_sibling(run.id, now)
 
     def _note_successors(self, run: Run) -> None:
@@ -422,28 +434,54 @@ class Ledger:
                 older, newer = (run, other) if run.born_at < other.born_at else (other, run)
                 older.successor = newer.id
 
+    def _note_later(self, new: Run) -> None:
+        """Of the runs with an id in common, the new one is that of the launch now under way."""
+        for run in self._alike[_kind_of(new.opened)]:
+            is_earlier = run is not new and not run.over and _key_of(run.opened) == _key_of(new.opened)
+            if is_earlier and new.opened.start and _is_one_launch(run.opened, new.opened):
+                run.later = new
+
 
 def _kind_of(who: messages.Hello | Opened) -> Kind:
     """What successive runs of a job have in common."""
     return who.job, who.model
 
 
-def _processes_of(who: Opened) -> tuple[str, int, int, str]:
-    """What the runs of the models that the same processes train have in common."""
-    return who.job, who.restart, who.world_size, who.start
+def _key_of(who: messages.Hello | Opened) -> tuple[str, int, int]:
+    """What the ranks of a run have in common, beside their start. Agents count restarts differently: those are for show."""
+    return who.job, who.world_size, who.model
 
 
-def _key_of(who: messages.Hello | Opened) -> tuple[str, int, int, int]:
-    """What the ranks of a run have in common, beside their start."""
-    return who.job, who.restart, who.world_size, who.model
+def _is_one_launch(opened: Opened, other: messages.Hello | Opened) -> bool:
+    """Whether their starts may be one: they are the same, or one took over from the other.
+
+    A rank that never asked in an earlier launch has its id (see ``tell/agreement.py``); the others know both.
+    """
+    if not (opened.start and other.start):
+        return opened.start == other.start and opened.restart == other.restart  # names are all there is
+    return other.start in (opened.start, opened.earlier) or opened.start == other.earlier
+
+
+def _share_processes(run: Run, other: Run) -> bool:
+    """Whether these are the runs of two models that the same processes train."""
+    processes = ((rank.hello, other.ranks[number].hello) for number, rank in run.ranks.items() if number in other.ranks)
+    return any((a.host, a.pid) == (b.host, b.pid) for a, b in processes)
+
+
+def _moves(run: Run, number: int, later: Run) -> bool:
+    """Whether this rank, which is heard of, belongs to the later launch."""
+    return run.may_leave(number) and not later.over and number not in later.ranks
 
 
 def _may_join(run: Run, hello: messages.Hello, now: float) -> bool:
     """Whether a process that is new in this run may be one of its ranks, or has at least to wait for the one that is."""
     rank = run.ranks.get(hello.rank)
     if rank is None:
-        is_younger = hello.age > 0 and run.was_decided_before(now - hello.age)
+        born_at = now - hello.age
+        is_younger = hello.age > 0 and (run.was_decided_before(born_at) or run.lost_one_before(born_at))
         return not is_younger  # it belongs to what comes after that end
+    if hello.earlier and hello.earlier == rank.hello.start:
+        return False  # it takes over from this one, which is dead
     # A rank that has ended does not come back: the same job was started anew.
     if rank.connected or not rank.is_running:
         return rank.is_running

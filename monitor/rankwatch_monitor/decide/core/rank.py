@@ -131,6 +131,13 @@ class Rank:
         """The last batch that it has begun, as far as that is known."""
         return max(self.last_batch, self.progress.position.batch, -1 if self.trip is None else self.trip.position.batch)
 
+    def is_gone_since(self, when: float, lost_after: float) -> bool:
+        """Whether it had gone then, without having done its work, and has not come back."""
+        if self.state in (RankState.FINISHED, RankState.ENDED):
+            return False
+        had_gone = not self.connected and not self.cut_off and self.gone_at < when
+        return had_gone or self.heard_at + lost_after < when
+
     def hear(self, now: float) -> None:
         self.heard_at, self.connected, self.quiet, self.cut_off = now, True, "", False
 

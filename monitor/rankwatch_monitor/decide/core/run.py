@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
 from rankwatch.shared.types import messages
 from rankwatch.shared.types.tuning import Tuning
@@ -68,6 +69,8 @@ class Run:
     """When the oldest of its processes started."""
     successor: str = field(default="", repr=False)
     """A run of the same job that began later; empty: none is known."""
+    later: Run | None = field(default=None, repr=False)
+    """The run of the launch after this one, that has an id in common with it: a rank that lives on may be of that one."""
     has_told_siblings: bool = field(default=False, repr=False)
     """Whether the runs of other models of its processes know that it has stopped them."""
     is_own: bool = False
@@ -132,6 +135,16 @@ class Run:
     def was_decided_before(self, now: float) -> bool:
         """Whether it was known, at this time, how the run ends."""
         return self.ending.is_decided and self.ending.state.decided_at < now
+
+    def lost_one_before(self, now: float) -> bool:
+        """Whether one of its ranks had gone at this time, its work undone: its launch is over."""
+        away = chain((self.ranks[number] for number in self.books.away), self.ending.silence.quiet)
+        return any(rank.is_gone_since(now, self.options.lost_after) for rank in away)
+
+    def may_leave(self, number: int) -> bool:
+        """Whether this rank may be of a later launch: it runs, and has reported nothing."""
+        rank = self.ranks[number]
+        return rank.is_running and not (self.ending.is_decided or rank.seq or rank.trip)
 
     def report(self) -> Report:
         return report_of(self)

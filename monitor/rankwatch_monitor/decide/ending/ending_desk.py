@@ -207,7 +207,8 @@ class EndingDesk(Desk):
 
     def _look_for_lost(self, now: float, successor: str) -> Iterator[Effect]:
         books = self.books
-        found = self.silence.look([books.ranks[number] for number in books.running], now)
+        running = [books.ranks[number] for number in books.running]
+        found = self.silence.look(running, now, is_open=self.state.is_open)
         yield from map(books.note, found.notes)
         self.lose_all(found.dead, now)
         if successor and found.cut_off and len(found.cut_off) == len(books.running):

@@ -3,12 +3,16 @@
 A process that dies is silent, and its connection ends. A process that is stopped keeps its connection. Where the network is
 cut, silence comes first and the end of the connection later; if no rank at all was heard, the collector was cut off rather
 than the ranks, and they train on.
+
+Where the network loses packets, a rank is silent and its connection ends as if it were dead. Its peers in the process group
+tell the two apart: they wait for a dead rank in their next collective. So while others make progress, a rank that nobody saw
+die is not lost yet. Where ranks never wait for each other it is so only later, and nobody waits for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from rankwatch.shared.words.text import name_spans
@@ -18,7 +22,12 @@ from ..core.rank import Rank, describe_several
 CUT_SEEN_AFTER = 4.0
 """Seconds: where the network is cut, the kernel ends a silent connection no sooner (``KEEPALIVE_IDLE`` in ``sockets.py``)."""
 
+STANDING = 3
+"""Times ``lost_after`` for which the others make no progress, until they wait for a rank: where the network loses packets, their
+collectives are held up too."""
+
 CUT_OFF, HELD_UP = "silent and cut off, as are all others", "silent, but still connected"
+UNHEARD = "silent and not connected, but the others go on: nothing says that they wait for it"
 
 
 class Silent(NamedTuple):
@@ -35,7 +44,7 @@ class Silence:
     """The silence in one run; all in seconds.
 
     ``lost_after``: a rank whose connection has ended is dead after this silence; ``cut_off_after``: the same where all ranks
-    fell silent at once. Once one of those is heard again, the others have ``return_window`` to reconnect.
+    fell silent at once, or the others go on. Once one of those is heard again, the others have ``return_window`` to reconnect.
     """
 
     lost_after: float
@@ -45,27 +54,39 @@ class Silence:
     """When any rank was last heard, also one that has ended since."""
     deaf_at: float = float("-inf")
     """When it was last seen that no rank at all was heard for ``lost_after``."""
+    quiet: list[Rank] = field(default_factory=list, repr=False)
+    """The running ranks that were silent for so long at the last look."""
 
-    def look(self, running: Sequence[Rank], now: float) -> Silent:
+    def look(self, running: Sequence[Rank], now: float, *, is_open: bool) -> Silent:
+        """``is_open``: nothing stops the others yet, and the loss of a rank would."""
         heard_at = max((rank.heard_at for rank in running), default=now)
         # A rank that has ended since, and was heard long after these, shows that the collector was not deaf.
         fell_silent_with_all = self.heard_at - heard_at <= self.lost_after
         if self.lost_after < now - heard_at < self.cut_off_after and fell_silent_with_all:
             self.deaf_at = now
         is_deaf = now - self.deaf_at <= self.return_window
-        quiet = [rank for rank in running if now - _silent_since(rank) > self.lost_after]
+        self.quiet = quiet = [rank for rank in running if now - _silent_since(rank) > self.lost_after]
         cut_off = [rank for rank in quiet if rank.cut_off and is_deaf]
         # Its process lives: a long call into C that holds the interpreter must not cost a healthy run.
         held_up = [rank for rank in quiet if rank.connected]
+        alive = {rank.number for rank in (*cut_off, *held_up)}
+        moved_at = max((rank.moved_at for rank in running if rank.connected and is_open), default=float("-inf"))
+        unheard = [rank for rank in quiet if rank.number not in alive and self._do_others_go_on(rank, moved_at, now)]
+        alive.update(rank.number for rank in unheard)
         notes = []
-        for ranks, how in ((cut_off, CUT_OFF), (held_up, HELD_UP)):
+        for ranks, how in ((cut_off, CUT_OFF), (held_up, HELD_UP), (unheard, UNHEARD)):
             if news := [rank for rank in ranks if rank.quiet != how]:
                 notes.append(f"{describe_several(news)} {how}; {news[0].last_seen}")
             for rank in news:
                 rank.quiet = how
         # In the order of the ends of their connections, not of their last beats: the first to die took the others along.
-        dead = (rank for rank in quiet if not rank.connected and not (rank.cut_off and is_deaf))
+        dead = (rank for rank in quiet if rank.number not in alive)
         return Silent(sorted(dead, key=lambda rank: rank.gone_at), cut_off, notes)
+
+    def _do_others_go_on(self, rank: Rank, moved_at: float, now: float) -> bool:
+        """Whether the others go on, as far as they are heard, since this rank fell silent, and nobody saw its process end."""
+        has_moved = moved_at > _silent_since(rank) and now - moved_at <= STANDING * self.lost_after
+        return has_moved and not rank.death and now - rank.heard_at < self.cut_off_after
 
 
 def is_cut_off(rank: Rank, now: float) -> bool:

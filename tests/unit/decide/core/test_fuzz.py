@@ -171,14 +171,16 @@ positions = st.builds(Position, st.integers(-1, 4), st.integers(0, 1), st.intege
 seqs = st.integers(messages.AHEAD, 9)
 tables = st.sampled_from(TABLES)
 hellos = st.builds(
-    lambda job, restart, rank, world_size, incarnation: makers.hello(
-        rank, world_size, job=job, restart=restart, incarnation=incarnation
+    lambda job, restart, rank, world_size, incarnation, start, earlier: makers.hello(
+        rank, world_size, job=job, restart=restart, incarnation=incarnation, start=start, earlier=earlier, age=1.0
     ),
     st.sampled_from(JOBS),
     st.sampled_from([0, 0, 0, 1]),
     st.integers(0, 3),
     st.sampled_from([2, 2, 2, 1, 3]),
     st.sampled_from(["one", "two"]),
+    st.sampled_from(["", "", "a", "b"]),
+    st.sampled_from(["", "a", "b"]),
 )
 batches = st.builds(
     lambda seq, batch, first, traced, table: messages.Batch(seq, makers.summary(batch, first=first, traced=traced, of=table)),
@@ -283,11 +285,7 @@ class Peers(RuleBasedStateMachine):
     @rule(peer=st.sampled_from(PEERS), hello=hellos)
     def say_hello(self, peer: bytes, hello: messages.Hello) -> None:
         changed, effects = self.changed_by(Received(peer, hello))
-        named = {
-            name
-            for name, run in self.ledger.runs.items()
-            if (run.opened.job, run.opened.restart) == (hello.job, hello.restart)
-        }
+        named = {name for name, run in self.ledger.runs.items() if run.opened.job == hello.job}
         left = {self.places[peer][0]} if peer in self.places else set()
         assert changed <= named | left
         welcomes = [

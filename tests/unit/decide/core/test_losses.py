@@ -9,7 +9,7 @@ from desk import connected
 from rankwatch.shared.link import sockets
 from rankwatch.shared.types import messages
 from rankwatch_monitor.decide.core.journal import NO_RANK, Entry, Left, Opened
-from rankwatch_monitor.decide.core.ledger import Ledger, Received
+from rankwatch_monitor.decide.core.ledger import Ledger, RankExited, Received
 from rankwatch_monitor.decide.core.options import Options
 from rankwatch_monitor.decide.core.report import Outcome, RankState
 from rankwatch_monitor.decide.ending.silence import CUT_SEEN_AFTER
@@ -30,6 +30,7 @@ def test_a_failed_rank_stops_the_others_and_is_the_reason() -> None:
 def test_a_disconnected_rank_is_lost_after_three_silent_heartbeats() -> None:
     desk = connected(2, heartbeat=1.0)
     desk.receive(1, makers.beat(7, 0, 3, phase="backward"))
+    desk.receive(0, makers.beat(8, 0, 0))
     desk.disconnect(1)
     desk.keep_hearing(0, makers.beat(8, 0, 0), times=4, every=0.7)
     assert desk.sent(0, messages.Abort) == []
@@ -173,11 +174,46 @@ def test_a_silence_is_called_a_cut_no_sooner_than_the_kernel_sees_one() -> None:
 def test_a_rank_that_is_cut_off_while_another_is_heard_is_lost() -> None:
     desk = connected(2)
     for second in range(8):
-        desk.receive(0, makers.beat(0, 0, second))
+        desk.receive(0, makers.beat(0, 0, 1))
         desk.wait(1)
         if second == 4:
             desk.disconnect(1)
     assert desk.run.ranks[1].state is RankState.LOST
+
+
+def test_a_rank_whose_peers_go_on_is_not_lost() -> None:
+    """Its network loses packets, and the others are past what they could do without it."""
+    desk = connected(2)
+    for second in range(30):
+        desk.receive(0, makers.beat(second, 0, 0))
+        desk.wait(1)
+        if second == 4:
+            desk.disconnect(1)
+    told = "silent and not connected, but the others go on: nothing says that they wait for it"
+    assert any(told in note for note in desk.notes)
+    assert (desk.run.ranks[1].state, desk.sent(0, messages.Abort)) == (RankState.RUNNING, [])
+    desk.keep_hearing(0, makers.beat(30, 0, 0), times=11, every=1.0)  # they wait for it
+    assert desk.run.ranks[1].state is RankState.LOST
+    assert len(desk.sent(0, messages.Abort)) >= 1
+
+
+def test_a_rank_that_was_seen_to_die_is_lost_although_the_others_go_on() -> None:
+    desk = connected(2)
+    desk.handle(RankExited("train-0", 1, "process-1", "killed by SIGKILL"))
+    desk.disconnect(1)
+    for second in range(5):
+        desk.receive(0, makers.beat(second, 0, 0))
+        desk.wait(1)
+    assert desk.run.ranks[1].state is RankState.LOST
+
+
+def test_a_rank_for_which_nobody_ever_waits_is_lost_in_the_end() -> None:
+    desk = connected(2, cut_off_after=30)
+    desk.disconnect(1)
+    for second in range(32):
+        desk.receive(0, makers.beat(second, 0, 0))
+        desk.wait(1)
+        assert desk.run.ranks[1].state is (RankState.RUNNING if second < 30 else RankState.LOST)
 
 
 def test_ranks_that_stay_cut_off_are_lost_in_the_end() -> None:

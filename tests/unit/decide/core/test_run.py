@@ -168,6 +168,7 @@ def test_a_limit_is_the_reason_when_nothing_else_happened() -> None:
 
 def test_a_rank_that_comes_back_after_the_run_is_over_is_still_told_to_stop() -> None:
     desk = connected(2, heartbeat=1.0)
+    desk.receive(0, makers.beat(1, 0, 0))
     desk.disconnect(1)
     desk.keep_hearing(0, makers.beat(1, 0, 0), times=4, every=1.0)
     desk.receive(0, messages.Ack(1, abort=True), messages.Bye(1, "aborted", ""))

@@ -88,7 +88,7 @@ def test_it_may_finish() -> None:
     assert end_of_second(desk) == (Outcome.FINISHED, "")
 
 
-@pytest.mark.parametrize("other", [{"start": "two"}, {"job": "another"}])
+@pytest.mark.parametrize("other", [{"start": "two", "pid": 900}, {"start": "two", "host": "elsewhere"}])
 def test_other_processes_are_left_alone(other: dict[str, Any]) -> None:
     desk = two_models(**other)
     trip(desk)

@@ -197,3 +197,177 @@ def test_the_end_of_a_command_is_the_end_of_its_own_runs() -> None:
     reports = {report.run: (report.is_own, report.outcome, report.reason) for report in desk.reports}
     assert reports["train-0.2"] == (True, Outcome.ABORTED, "stopped by SIGTERM")
     assert reports["train-0"][:2] == (False, Outcome.FAILED)
+
+
+# --- a launch that takes over from another one --------------------------------------------------------------------------------
+
+
+def asks(desk: Desk, rank: int, name: str, start: str, earlier: str = "", world_size: int = 2, **changes: Any) -> bytes:
+    """The process of this name, which began two seconds ago, is a rank with this start; returns its peer."""
+    told = {"start": start, "earlier": earlier, "incarnation": name, "pid": 1000 + hash(name) % 1000, "age": 2.0, **changes}
+    desk.handle(Received(name.encode(), makers.hello(rank, world_size, **told)))
+    return name.encode()
+
+
+def ranks_of(desk: Desk) -> list[set[str]]:
+    """Of each run, the processes that are its ranks, without those that it waits for no more."""
+    runs = desk.ledger.runs.values()
+    return [{row.hello.incarnation for row in run.ranks.values() if row.state is not RankState.ENDED} for run in runs]
+
+
+@pytest.mark.parametrize("first", ["rank 0", "rank 1"])
+@pytest.mark.parametrize("counts", [(0, 0), (0, 1), (2, 1)])
+def test_a_rank_that_died_before_it_asked_is_in_one_run_with_the_others_at_the_next_launch(
+    first: str, counts: tuple[int, int]
+) -> None:
+    """It finds the id of the launch before with its place free; the other one finds its own place held by a dead process."""
+    desk = Desk()
+    desk.handle(Disconnected(asks(desk, 0, "dead", "a")))
+    desk.wait(2.5)
+    new = [(0, "new 0", "b", "a"), (1, "new 1", "a", "")]
+    in_order = new if first == "rank 0" else new[::-1]
+    peers = [asks(desk, rank, name, start, earlier, restart=counts[rank]) for rank, name, start, earlier in in_order]
+    assert ranks_of(desk) == [{"dead"}, {"new 0", "new 1"}]
+    desk.handle(Received(b"new 1", messages.Tripped(1, makers.trip())))
+    beat(desk, peers, 4)
+    assert aborted(desk) == set(peers)
+
+
+def test_ranks_that_knew_of_no_later_launch_move_to_it_before_their_first_batch() -> None:
+    """As where a node lost its power: its connections live on, and its ranks are not known to be dead."""
+    desk = Desk()
+    asks(desk, 0, "dead", "a", world_size=3)
+    new = [asks(desk, 1, "new 1", "a", world_size=3), asks(desk, 2, "new 2", "a", world_size=3)]
+    assert ranks_of(desk) == [{"dead", "new 1", "new 2"}]
+    desk.receive(2, messages.Batch(1, makers.summary(0)))
+    desk.handle(Received(b"new 2", messages.Table(makers.table())))
+    desk.handle(Received(b"new 2", messages.Batch(1, makers.summary(0))))
+    new.append(asks(desk, 0, "new 0", "b", "a", world_size=3))
+    desk.take()
+    for who in new:
+        desk.handle(Received(who, makers.beat(0, 0, 0)))
+    told = [
+        (effect.peer, effect.message.remedy) for effect in desk.asked(Send) if isinstance(effect.message, messages.Error)
+    ]
+    assert told == [(b"new 1", "hello")]
+    asks(desk, 1, "new 1", "a", world_size=3)
+    assert ranks_of(desk) == [{"dead", "new 2"}, {"new 0", "new 1"}]
+    desk.handle(Received(b"new 1", makers.beat(0, 0, 0)))
+    asks(desk, 1, "new 1", "a", world_size=3)  # it reconnects
+    assert ranks_of(desk) == [{"dead", "new 2"}, {"new 0", "new 1"}]
+
+
+def test_a_rank_that_was_only_cut_off_and_its_launch_are_one_run_again() -> None:
+    desk = Desk()
+    cut = asks(desk, 0, "cut", "a")
+    desk.handle(Disconnected(cut))
+    desk.wait(2.5)
+    late = asks(desk, 1, "late", "a")
+    assert ranks_of(desk) == [{"cut"}, {"late"}]
+    asks(desk, 0, "cut", "a", age=5.0)
+    assert ranks_of(desk) == [set(), {"cut", "late"}]
+    beat(desk, [cut, late], 5)
+    assert aborted(desk) == set()
+
+
+def test_one_id_given_by_hand_for_all_launches_does_not_join_them() -> None:
+    desk = Desk()
+    old = [asks(desk, rank, f"old {rank}", "42") for rank in (0, 1)]
+    desk.handle(Disconnected(old[1]))
+    desk.wait(3.5)
+    asks(desk, 1, "new 1", "42", restart=1)
+    assert ranks_of(desk) == [{"old 0", "old 1"}, {"new 1"}]
+    desk.handle(Disconnected(old[0]))
+    desk.wait(3.5)
+    asks(desk, 0, "new 0", "42")
+    assert ranks_of(desk)[1] == {"new 0", "new 1"}
+
+
+def test_a_node_that_is_replaced_during_an_election_is_not_stopped_by_its_verdict() -> None:
+    desk = Desk(Options(decision_window=20.0))
+    old = [asks(desk, rank, f"old {rank}", "a", world_size=3) for rank in (1, 2)]  # rank 0 died before it asked
+    desk.handle(Received(old[0], messages.Tripped(1, makers.trip(at=(3, 0, 7)))))
+    for who in old:
+        desk.handle(Disconnected(who))
+    desk.wait(2.5)
+    new = asks(desk, 0, "new 0", "a", world_size=3)
+    desk.wait(25.0)
+    assert aborted(desk) & {new} == set()
+    assert ranks_of(desk)[1] == {"new 0"}
+
+
+@pytest.mark.parametrize(("age", "runs"), [(1.0, 2), (4.0, 1), (0.0, 1)])
+def test_a_process_that_is_younger_than_the_end_of_a_rank_is_of_another_launch(age: float, runs: int) -> None:
+    """One that is older was slow to ask; of one whose age is unknown, nothing can be said."""
+    desk = Desk()
+    desk.handle(Disconnected(asks(desk, 0, "dead", "a")))
+    desk.wait(2.0)
+    asks(desk, 1, "other", "a", age=age)
+    assert len(ranks_of(desk)) == runs
+
+
+@pytest.mark.parametrize(("age", "runs"), [(1.0, 2), (4.0, 1)])
+def test_a_process_that_is_younger_than_the_end_of_a_run_is_of_another_launch(age: float, runs: int) -> None:
+    """Although all its ranks are still connected."""
+    desk = Desk()
+    desk.handle(Received(asks(desk, 0, "failed", "a"), messages.Bye(1, "failed", "KeyError")))
+    desk.wait(2.0)
+    asks(desk, 1, "other", "a", age=age)
+    assert len(ranks_of(desk)) == runs
+
+
+def test_a_rank_that_has_finished_does_not_keep_a_slow_one_from_its_run() -> None:
+    desk = Desk()
+    quick = asks(desk, 0, "quick", "a")
+    desk.handle(Received(quick, messages.Bye(1, "finished", "")))
+    desk.handle(Disconnected(quick))
+    desk.wait(2.5)
+    asks(desk, 1, "slow", "a")
+    assert len(ranks_of(desk)) == 1
+
+
+def told_to_move(desk: Desk, who: bytes) -> bool:
+    effects = desk.handle(Received(who, makers.beat(0, 0, 0)))
+    return any(isinstance(effect, Send) and isinstance(effect.message, messages.Error) for effect in effects)
+
+
+def test_a_rank_moves_to_a_place_that_is_free_in_a_run_that_is_under_way() -> None:
+    desk = Desk()
+    old = [asks(desk, rank, f"old {rank}", "a", world_size=3) for rank in range(3)]
+    asks(desk, 0, "new 0", "b", "a", world_size=3)
+    asks(desk, 1, "new 1", "b", "a", world_size=3)
+    assert [told_to_move(desk, who) for who in old] == [False, False, True]
+    for rank in (0, 1):
+        desk.handle(Received(b"new %d" % rank, messages.Bye(1, "finished", "")))
+    beat(desk, old, 5)
+    assert desk.ledger.runs["train-0.2"].over
+    assert not told_to_move(desk, old[2])
+
+
+def test_a_rank_that_is_being_stopped_does_not_move() -> None:
+    desk = Desk()
+    old = [asks(desk, rank, f"old {rank}", "a", world_size=3) for rank in (0, 1)]
+    desk.handle(Received(old[0], messages.Bye(1, "failed", "KeyError")))
+    asks(desk, 0, "new 0", "b", "a", world_size=3)
+    assert not told_to_move(desk, old[1])
+
+
+@pytest.mark.parametrize(("silence", "runs"), [(2.5, 1), (6.0, 2)])
+def test_a_process_does_not_join_ranks_that_were_silent_before_it_began(silence: float, runs: int) -> None:
+    """As where a node lost its power: nothing ends its connections for a while."""
+    desk = Desk()
+    asks(desk, 0, "silent", "a")
+    desk.wait(silence)
+    asks(desk, 1, "other", "a")
+    assert len(ranks_of(desk)) == runs
+
+
+def test_a_process_joins_ranks_that_have_yet_to_find_a_restarted_collector() -> None:
+    first = Desk()
+    asks(first, 0, "old", "a")
+    first.wait(1.0)
+    desk = Desk(first.options, now=first.now, records={name: list(entries) for name, entries in first.records.items()})
+    desk.ledger.restore("train-0", first.records["train-0"], [], desk.now)
+    desk.wait(2.5)
+    asks(desk, 1, "slow", "a")
+    assert list(desk.ledger.runs) == ["train-0"]
