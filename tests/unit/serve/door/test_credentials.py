@@ -80,7 +80,7 @@ def test_no_secret_is_written_into_a_file_that_somebody_else_laid_there(tmp_path
     key_file = tmp_path / "connection.json.server-key"
     key_file.touch()
     key_file.chmod(0o666)
-    with pytest.raises(ConnectionFileError, match="mode 0666, and others can use the keys in it: chmod 600 it"):
+    with pytest.raises(ConnectionFileError, match="server-key has mode 0666: others can read the keys in it; chmod 600 it"):
         published(tmp_path)
     assert key_file.read_text() == ""
     key_file.rename(tmp_path / "another")
@@ -92,6 +92,29 @@ def test_no_secret_is_written_into_a_file_that_somebody_else_laid_there(tmp_path
     assert (tmp_path / "another").read_text() == "a file of ours"
     key_file.unlink()
     published(tmp_path).withdraw()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a file to another user")
+@pytest.mark.parametrize("planted", ["connection.json", "connection.json.server-key"])
+def test_keys_that_another_user_planted_are_not_taken_over(tmp_path: Path, planted: str) -> None:
+    published(tmp_path).release()
+    os.chown(tmp_path / planted, 65534, 65534)
+    before = {path: path.read_text() for path in tmp_path.iterdir()}
+    with pytest.raises(ConnectionFileError, match=rf"{planted} belongs to user 65534, and this process to user 0"):
+        Credentials(tmp_path / "connection.json", insecure=False)
+    assert {path: path.read_text() for path in tmp_path.iterdir()} == before
+
+
+def test_a_fifo_in_the_place_of_either_file_holds_no_collector_up(tmp_path: Path) -> None:
+    for name in ("connection.json", "connection.json.server-key"):
+        os.mkfifo(tmp_path / name, 0o600)
+        with pytest.raises(ConnectionFileError, match=f"{name} is no regular file"):
+            Credentials(tmp_path / "connection.json", insecure=False)
+        (tmp_path / name).unlink()
+    keys = published(tmp_path)
+    (tmp_path / "connection.json").unlink()
+    os.mkfifo(tmp_path / "connection.json", 0o600)
+    keys.withdraw()
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
