@@ -238,7 +238,7 @@ class Link:
         outcome = "unused" if outcome in WELL and self.is_unused() else outcome
         moment, at = self._watch.where().moment, "" if error is None else place_of(error)
         self._append(lambda seq: messages.Bye(seq, outcome, text, moment, at))
-        if self.run and not self.refusal:
+        if self.run and not self.refusal and self._thread.is_alive():
             self._spool.wait_until_empty(FAREWELL_TIMEOUT)
             self._stay()
         self._stop = True
@@ -281,6 +281,11 @@ class Link:
                 if self._released and not self._stop:
                     self._say_farewell()
             self._send_last(socket)
+        except ProtocolError as error:
+            log.error(
+                "%s: the collector at %s sent %s; training goes on without it", self._who, self._connection.address, error
+            )
+            self._online.clear()
         except Exception:
             log.exception(
                 "%s: the link to the collector ended by an error of its own; training goes on without it", self._who

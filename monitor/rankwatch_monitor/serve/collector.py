@@ -59,7 +59,7 @@ from .door.backlog import Backlog
 from .door.credentials import Credentials
 from .door.decoder import DecoderThread, decode
 from .door.fair_queue import Turns, is_long
-from .door.inbox import Ended, Inbox, Item, Letter
+from .door.inbox import Dropped, Ended, Found, Inbox, Letter, Parted
 from .files.publisher import Publisher
 from .files.run_folder import RunsFolder
 from .files.writer import RecordWriter
@@ -92,6 +92,8 @@ LAST_TURNS = 10.0
 """Seconds at the end for which these are still handled."""
 
 AGAIN = messages.Error("too much of this key waits here: say HELLO, and repeat what is not on record", "hello")
+
+SEVERAL_PARTS = "a message of several parts, which no message has: nothing more is taken from this connection"
 
 TO_PEER = zmq.NOBLOCK | zmq.SNDMORE
 """Flags for a peer's name, which a ROUTER is given ahead of each message. Combined once, for thousands of sends."""
@@ -293,20 +295,23 @@ class Collector:
         while self._backlog and time.monotonic() < until:
             self._handle(self._backlog.next())
 
-    def _accept(self, item: Item, now: float) -> None:
-        if self._turns.waits(item, now):
+    def _accept(self, item: Found, now: float) -> None:
+        if isinstance(item, (Parted, Dropped)):
+            if isinstance(item, Parted):
+                self._refuse(item.peer, item.key, SEVERAL_PARTS)
+        elif self._turns.waits(item, now):
             if not self._turns.add(item, self._backlog.take(item.peer)):
                 self._send((item.peer,), AGAIN)
         elif isinstance(item, Ended):
             self._catch_up(item.peer)  # what a peer said before it went comes first
             self._end(item)
-        elif wire.is_columns(item.parts[0]):
+        elif wire.is_columns(item.body):
             self._backlog.add(item)
-        elif wire.is_beat(item.parts[0]) or wire.is_ack(item.parts[0]):
+        elif wire.is_beat(item.body) or wire.is_ack(item.body):
             # These may overtake their peer's batches: a BEAT says no less than the batches before it, and an ACK says
             # nothing of batches, and thousands come at a time.
             self._handle(item)
-        elif wire.is_trip(item.parts[0]) and item.peer in self._backlog and not self._backlog.is_short:
+        elif wire.is_trip(item.body) and item.peer in self._backlog and not self._backlog.is_short:
             # Its batches take long, and those of all ranks if all trip: it counts now, and again in its turn.
             self._handle(item, is_ahead=True)
         else:
@@ -349,16 +354,18 @@ class Collector:
             self._turns.spend(letter.key, now - begun, now)
 
     def _take(self, letter: Letter, message: messages.Message | None, error: str) -> None:
-        size = len(letter.parts[0])
+        size = len(letter.body)
         self._received += 1
         self._received_bytes += size
         job = self._keys.ring.job_of(letter.key)
-        if job is None:  # the authenticator lets in no other key
-            return
         if message is None:
-            self._perform(Malformed(letter.peer, error, job))
-        else:
+            self._refuse(letter.peer, letter.key, error)
+        elif job is not None:  # the authenticator lets in no other key
             self._perform(Received(letter.peer, message, job, size))
+
+    def _refuse(self, peer: bytes, key: str, error: str) -> None:
+        if (job := self._keys.ring.job_of(key)) is not None:
+            self._perform(Malformed(peer, error, job))
 
     # --- what is decided -----------------------------------------------------------------------------------------------
 

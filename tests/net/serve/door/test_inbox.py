@@ -8,19 +8,21 @@ from typing import Any
 import pytest
 import zmq
 
-from rankwatch_monitor.serve.door.inbox import Ended, Inbox, Item, Letter
+from rankwatch_monitor.serve.door.inbox import DROPPED_AT_ONCE, Dropped, Ended, Found, Inbox, Letter, Parted
 
 SOON = 10_000
 
 
 class Door:
-    """A ROUTER; ``blinks``: how often a look into it finds nothing, although there is something."""
+    """A ROUTER; ``blinks``: how often a look into it finds nothing, although there is something; ``looks``: all looks."""
 
     def __init__(self, router: zmq.Socket[bytes]) -> None:
         self.router = router
         self.blinks = 0
+        self.looks = 0
 
     def recv(self, *args: Any, **named: Any) -> Any:
+        self.looks += 1
         if self.blinks:
             self.blinks -= 1
             raise zmq.Again
@@ -53,7 +55,7 @@ class Hall:
     def await_message(self) -> None:
         assert self.door.router.poll(SOON)
 
-    def all(self) -> list[Item]:
+    def all(self) -> list[Found]:
         items = []
         while (item := self.inbox.take()) is not None:
             items.append(item)
@@ -94,3 +96,25 @@ def test_the_end_of_a_visitor_who_came_after_one_that_was_in_between_two_looks(h
     assert isinstance(heard, Letter)
     hall.leave(second)
     assert hall.all() == [Ended(heard.peer)]
+
+
+def test_the_parts_of_a_message_are_dropped_a_few_at_a_time_and_nothing_more_of_its_peer_is_heard(hall: Hall) -> None:
+    peer, another = hall.visit(), hall.visit()
+    heard: list[Found] = []
+    while len(heard) < 2:
+        hall.await_message()
+        heard += hall.all()
+    peer.send_multipart([b"part"] * 10 * DROPPED_AT_ONCE)
+    peer.send(b"one part")
+    hall.await_message()
+    parted = hall.inbox.take()
+    assert isinstance(parted, Parted)
+    looks = hall.door.looks
+    found = hall.inbox.take()
+    assert (found, hall.door.looks - looks) == (Dropped(), DROPPED_AT_ONCE)
+    another.send(b"still heard")
+    while not isinstance(found, Letter):
+        if (found := hall.inbox.take()) is None:
+            hall.await_message()
+        assert not isinstance(found, (Parted, Ended))
+    assert (found.peer != parted.peer, bytes(found.body)) == (True, b"still heard")
