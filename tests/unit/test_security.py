@@ -86,6 +86,11 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "unit/decide/keys/test_budget.py::test_a_run_of_a_large_world_counts_for_its_ranks",
         "unit/decide/keys/test_budget.py::test_runs_that_follow_one_another_too_fast_wait",
     ),
+    "makes run after run fail": (
+        "unit/serve/processes/test_notifier.py::"
+        "test_of_hundreds_of_failed_runs_one_command_runs_at_a_time_and_the_last_one_says_how_many_there_were",
+        "unit/decide/core/test_run.py::test_a_free_name_among_a_hundred_thousand_is_found_in_few_looks",
+    ),
     "lies about its own rank": (f"{HOSTILE}::test_a_client_that_lies_leaves_the_other_run_alone",),
 }
 """The first cell of each row, and the tests that show what its second cell says."""

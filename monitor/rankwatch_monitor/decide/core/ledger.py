@@ -6,7 +6,7 @@ import heapq
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain, count, islice
 from operator import attrgetter
 from typing import NamedTuple, TypeAlias
 
@@ -39,6 +39,9 @@ MOST_SPECS = 50_000
 
 KNOWN_NAMES = 4096
 """Names whose last number is remembered; of any other name, the free number is searched for."""
+
+TRIED_NAMES = 16
+"""Numbers of one name that are tried one after the other: each one is a look at the disk, which may be a network away."""
 
 Kind: TypeAlias = tuple[str, int]
 
@@ -391,11 +394,10 @@ class Ledger:
     def _open(self, hello: messages.Hello, bound: str) -> Run:
         number = f".{hello.model + 1}" if hello.model else ""
         base = f"{safe_name(hello.job)}{number}-{hello.restart}"
-        attempt = self._names.get(base, 0) + 1
-        name = base if attempt == 1 else f"{base}.{attempt}"
-        while name in self.runs or not self._claim(name):
-            attempt += 1
-            name = f"{base}.{attempt}"
+        for attempt in _attempts(self._names.get(base, 0) + 1):
+            name = base if attempt == 1 else f"{base}.{attempt}"
+            if name not in self.runs and self._claim(name):
+                break
         opened = Opened(
             hello.job, hello.restart, hello.world_size, hello.start, hello.model, bound, self._options.expects_job_end
         )
@@ -420,6 +422,13 @@ class Ledger:
             if other is not run and not other.over:
                 older, newer = (run, other) if run.born_at < other.born_at else (other, run)
                 older.successor = newer.id
+
+
+def _attempts(first: int) -> Iterator[int]:
+    """Numbers that a run's name may have, the last ones ever further apart: 100,000 names in use take 33 looks."""
+    yield from range(first, first + TRIED_NAMES)
+    for doublings in count():
+        yield first + TRIED_NAMES + (1 << doublings)
 
 
 def _kind_of(who: messages.Hello | Opened) -> Kind:

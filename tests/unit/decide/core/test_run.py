@@ -225,6 +225,23 @@ def test_names_in_use_on_disk_are_not_used_again() -> None:
     assert list(ledger.runs) == ["train-0.3"]
 
 
+def test_a_free_name_among_a_hundred_thousand_is_found_in_few_looks() -> None:
+    taken = {"train-0", *(f"train-0.{number}" for number in range(2, 100_000))}
+    looks = list[str]()
+
+    def claim(name: str) -> bool:
+        looks.append(name)
+        return name not in taken
+
+    ledger = CheckedLedger(Options(), claim=claim)
+    ledger.handle(Received(b"a", makers.hello()), 0.0)
+    (name,) = ledger.runs
+    assert name not in taken
+    assert len(looks) < 40
+    ledger.handle(Received(b"b", makers.hello(incarnation="b", start="b")), 0.0)  # the next number is known by now
+    assert len(looks) < 41
+
+
 def test_a_rank_is_told_where_its_runs_folder_is() -> None:
     desk = connected(1, runs_dir="/runs")
     (welcome,) = desk.sent(0, messages.Welcome)
