@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import zmq
 
+from rankwatch.shared.link import sockets
+from rankwatch.shared.link.connection import Connection, KeyPair
 from rankwatch_monitor.serve.door.inbox import DROPPED_AT_ONCE, Dropped, Ended, Found, Inbox, Letter, Parted
 
 SOON = 10_000
@@ -96,6 +98,43 @@ def test_the_end_of_a_visitor_who_came_after_one_that_was_in_between_two_looks(h
     assert isinstance(heard, Letter)
     hall.leave(second)
     assert hall.all() == [Ended(heard.peer)]
+
+
+def test_a_name_that_peers_chose_is_not_taken_for_a_key(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    """The second of two peers of one name comes before the end of the first one is known."""
+    server, first, second = (sockets.new_key_pair() for _ in range(3))
+    authenticator = sockets.authenticator(context, lambda key: True)
+    router, address = sockets.router(context, "tcp://127.0.0.1:0", server)
+    inbox = Inbox(router)
+
+    def say(keys: KeyPair) -> zmq.Socket[bytes]:
+        """Again until it is heard: a ROUTER ignores who takes a name that it does not know to be free."""
+        while True:
+            peer = sockets.dealer(context, Connection(address, server.public, keys.public, keys.secret))
+            peer.disconnect(address)
+            peer.setsockopt(zmq.ROUTING_ID, b"a name")
+            peer.connect(address)
+            peer.send(b"hello")
+            if router.poll(500):
+                return peer
+            peer.close(0)
+
+    try:
+        peer, heard = say(first), inbox.take()
+        assert isinstance(heard, Letter)
+        assert (heard.peer, heard.key) == (b"a name", first.public)
+        peer.close(0)
+        assert inbox._monitor.poll(SOON)
+        say(second)
+        heard = inbox.take()
+        while isinstance(heard, Ended):  # where both have one descriptor
+            heard = inbox.take()
+        assert isinstance(heard, Letter)
+        assert (heard.peer, heard.key) == (b"a name", second.public)
+    finally:
+        inbox.close()
+        router.close(0)
+        authenticator.stop()
 
 
 def test_the_parts_of_a_message_are_dropped_a_few_at_a_time_and_nothing_more_of_its_peer_is_heard(hall: Hall) -> None:
