@@ -25,7 +25,7 @@ from rankwatch.shared.link import sockets, wire
 from rankwatch.shared.types import messages
 from rankwatch.shared.types.fields import MAX_RANKS
 from rankwatch.shared.types.fingerprint import FingerprintRow, FingerprintTable, RankMesh
-from rankwatch.shared.types.frame import FrameTable
+from rankwatch.shared.types.frame import BEGINNING, FrameTable
 from rankwatch.shared.types.gpu import Gpu
 from rankwatch.shared.types.tuning import Tuning
 from rankwatch_monitor.decide.replicas.comparison import MAX_TABLE_ROWS
@@ -86,6 +86,7 @@ KINDS: dict[str, Callable[[int], messages.Message]] = {
     "INSPECTED": lambda n: messages.Inspected(n, LONG, (LONG,) * messages.MAX_STACK_LINES),
     "ACK": lambda n: messages.Ack(n, abort=True),
     "BYE": lambda n: messages.Bye(n, "finished", LONG),
+    "PROBE": lambda n: messages.Probe(BEGINNING),
     "TUNE": lambda n: messages.Tune("", Tuning(trace_batch_nums=tuple(range(n, n + 5000)))),
     "INVITE": lambda n: messages.Invite(f"job{n}"),
 }
