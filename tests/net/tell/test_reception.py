@@ -45,7 +45,7 @@ def test_while_there_is_time_all_is_handled_and_without_any_nothing_is_received(
     rank, collector = pair
     handled: list[messages.Message] = []
     reception = Reception("rank 0", lambda socket, message: handled.append(message), lambda: False)
-    sent = [messages.Ack(1, abort=False), ABORT]
+    sent: list[messages.Message] = [messages.Ack(1, abort=False), ABORT]
     for message in sent:
         collector.send(wire.encode(message))
     assert rank.poll(SOON)
