@@ -12,7 +12,7 @@ from invariants import CheckedLedger
 from rankwatch.shared.types import messages
 from rankwatch_monitor.decide.core.effects import Note, Send
 from rankwatch_monitor.decide.core.journal import JobEnded, JobInterrupted
-from rankwatch_monitor.decide.core.ledger import KEPT_RUNS, RankExited, Received
+from rankwatch_monitor.decide.core.ledger import KEPT_RUNS, LOOK_AFTER, RUNS_AT_ONCE, RankExited, Received, Tick
 from rankwatch_monitor.decide.core.options import Options
 from rankwatch_monitor.decide.core.report import Outcome, RankState
 from rankwatch_monitor.decide.trip.verdict import Certainty
@@ -247,6 +247,18 @@ def test_a_peer_that_says_hello_for_another_rank_leaves_the_first_one() -> None:
     desk.handle(Received(peer(0), makers.hello(0, 2, model=1)))
     (first, _) = desk.ledger.runs.values()
     assert [rank.connected for rank in first.ranks.values()] == [False, True]
+
+
+def test_of_many_runs_each_is_looked_at_again_only_after_a_while() -> None:
+    desk = Desk()
+    for number in range(RUNS_AT_ONCE + 6):
+        desk.handle(Received(b"%d" % number, makers.hello(start=str(number), incarnation=str(number))))
+    desk.now = 1.0
+    for at_once in (RUNS_AT_ONCE, RUNS_AT_ONCE + 6):
+        desk.handle(Tick())
+        desk.now += LOOK_AFTER
+        assert sum(run.ticked_at >= 1.0 for run in desk.ledger.runs.values()) == at_once
+    assert sum(run.ticked_at > 1.0 for run in desk.ledger.runs.values()) == 6
 
 
 def test_a_rank_beyond_its_world_is_refused_for_good() -> None:
