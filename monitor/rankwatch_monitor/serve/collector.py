@@ -62,7 +62,7 @@ from .door.fair_queue import Turns, is_long
 from .door.inbox import Dropped, Ended, Found, Inbox, Letter, Parted
 from .files.publisher import Publisher
 from .files.run_folder import RunsFolder
-from .files.unwritten import Action
+from .files.unwritten import FileWrite
 from .files.writer import RecordWriter
 from .metrics.meters import LoopCounts, Meters
 from .processes.archiver import Archiver
@@ -405,7 +405,7 @@ class Collector:
                     self._meters.show(effect, time.monotonic())
                 self._show_ranks(effect)
             elif isinstance(effect, RecordTrace):
-                self._write(effect.run, Action(partial(self._record_trace, effect)))
+                self._write(effect.run, FileWrite(partial(self._record_trace, effect)))
             elif isinstance(effect, EndProcess):
                 if effect.host == self._host and end_process(effect.pid, effect.incarnation):
                     log.info("ended process %d", effect.pid)
@@ -413,7 +413,7 @@ class Collector:
                 if effect.host == self._host:
                     self.exits.follow(effect)
             elif isinstance(effect, PointLatest):
-                self._write(effect.run, Action(partial(self._runs.point_latest_at, effect.run)))
+                self._write(effect.run, FileWrite(partial(self._runs.point_latest_at, effect.run)))
             elif isinstance(effect, Publish):
                 self._publisher.publish(effect)
             elif isinstance(effect, Alert):
@@ -450,7 +450,7 @@ class Collector:
         for run, seqs in self._writer.stored().items():
             self._perform(Stored(run, seqs))
 
-    def _write(self, run: str, action: Action) -> None:
+    def _write(self, run: str, action: FileWrite) -> None:
         """Has the writer write a file of a run, after the run's first entry: the entry makes the run's folder."""
         self._hand_over_entries()
         self._writer.do(run, action)

@@ -12,7 +12,7 @@ from ...decide.core.effects import Publish
 from ...decide.core.gaps import Gap, joined
 from ...decide.core.report import Report
 from .run_folder import RunsFolder
-from .unwritten import Action
+from .unwritten import FileWrite
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class Publisher:
     def __init__(
         self,
         runs: RunsFolder,
-        write: Callable[[str, Action], None],
+        write: Callable[[str, FileWrite], None],
         show: Callable[[Report, bool], None],
         unstored: Callable[[str, bool], Sequence[Gap]],
     ) -> None:
@@ -48,7 +48,7 @@ class Publisher:
         self._number += 1
         self._waiting[self._number] = time.monotonic(), report
         complete = partial(self._complete, self._number, report)
-        self._write(report.report.run, Action(complete, partial(complete, is_recorded=False)))
+        self._write(report.report.run, FileWrite(complete, partial(complete, is_recorded=False)))
 
     def show_late(self, after: float = SOON) -> None:
         """Shows the reports that have waited for so many seconds, as they are."""

@@ -22,7 +22,7 @@ FIRST_RETRY, LAST_RETRY = 0.25, 5.0
 """Seconds from a failure to the next try; each time twice as long."""
 
 
-class Action(NamedTuple):
+class FileWrite(NamedTuple):
     """Writes a file beside the record, once all before it is recorded.
 
     ``without_record``: done once while another process has locked the record, whom nobody knows how long to wait for.
@@ -57,7 +57,7 @@ class Held:
     size: int = 0
     bulk: int = 0
     shown: Show | None = None
-    actions: list[Action] = field(default_factory=list)
+    actions: list[FileWrite] = field(default_factory=list)
     taken: list[Entry] = field(default_factory=list)
     """The entries of the transaction under way."""
     why: str = ""

@@ -27,7 +27,7 @@ from ...record.schema import FILE, RecordGone, StoreError
 from ...record.store import Limits, Store
 from ..niceness import RECORDING, yield_to_others
 from .disk_budget import DiskBudgets
-from .unwritten import MAX_ACTIONS, Action, Held
+from .unwritten import MAX_ACTIONS, FileWrite, Held
 
 log = logging.getLogger(__name__)
 
@@ -139,7 +139,7 @@ class RecordWriter:
             self._held(shown.run).shown = shown
             self._changed.notify()
 
-    def do(self, run: str, action: Action) -> None:
+    def do(self, run: str, action: FileWrite) -> None:
         """Queues what writes another file of the run, after the entries before it."""
         with self._changed:
             held = self._held(run)
@@ -255,7 +255,7 @@ class RecordWriter:
                 self._give_up(held, why)
             else:
                 held.fail(why, now)
-                held.actions[:0] = [Action(action.do, _nothing) if why == LOCKED else action for action in actions]
+                held.actions[:0] = [FileWrite(action.do, _nothing) if why == LOCKED else action for action in actions]
                 actions = actions if why == LOCKED else []
         for action in actions:
             try:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import zmq
 
 from rankwatch.shared.link import sockets
-from rankwatch.shared.link.connection import Connection, KeyPair
+from rankwatch.shared.link.connection import KeyPair
 from rankwatch_monitor.serve.door.inbox import DROPPED_AT_ONCE, Dropped, Ended, Found, Inbox, Letter, Parted
 
 SOON = 10_000
@@ -100,6 +101,19 @@ def test_the_end_of_a_visitor_who_came_after_one_that_was_in_between_two_looks(h
     assert hall.all() == [Ended(heard.peer)]
 
 
+def test_an_end_that_is_known_late_is_not_that_of_the_next_one_with_its_descriptor(hall: Hall) -> None:
+    """The kernel gives a descriptor again when it likes to: so the inbox is told of it, and of the ends."""
+    part: Any = SimpleNamespace(get=lambda option: 99)
+    inbox, first, second = hall.inbox, Letter(b"first", "", memoryview(b"")), Letter(b"second", "", memoryview(b""))
+    assert inbox._meet(first, part) == first
+    assert inbox._meet(second, part) == Ended(b"first")
+    assert inbox.take() == second
+    inbox._gone.append(99)
+    assert inbox.take() is None
+    inbox._gone.append(99)
+    assert inbox.take() == Ended(b"second")
+
+
 def test_a_name_that_peers_chose_is_not_taken_for_a_key(context: zmq.Context[zmq.Socket[bytes]]) -> None:
     """The second of two peers of one name comes before the end of the first one is known."""
     server, first, second = (sockets.new_key_pair() for _ in range(3))
@@ -110,9 +124,11 @@ def test_a_name_that_peers_chose_is_not_taken_for_a_key(context: zmq.Context[zmq
     def say(keys: KeyPair) -> zmq.Socket[bytes]:
         """Again until it is heard: a ROUTER ignores who takes a name that it does not know to be free."""
         while True:
-            peer = sockets.dealer(context, Connection(address, server.public, keys.public, keys.secret))
-            peer.disconnect(address)
+            peer = context.socket(zmq.DEALER)
+            peer.curve_serverkey = server.public.encode()
+            peer.curve_publickey, peer.curve_secretkey = keys.public.encode(), keys.secret.encode()
             peer.setsockopt(zmq.ROUTING_ID, b"a name")
+            peer.setsockopt(zmq.LINGER, 0)
             peer.connect(address)
             peer.send(b"hello")
             if router.poll(500):

@@ -33,7 +33,7 @@ from rankwatch_monitor.record.store import Limits, Store
 from rankwatch_monitor.serve.files import unwritten as held
 from rankwatch_monitor.serve.files import writer as recorders
 from rankwatch_monitor.serve.files.run_folder import RunsFolder
-from rankwatch_monitor.serve.files.unwritten import Action
+from rankwatch_monitor.serve.files.unwritten import FileWrite
 from rankwatch_monitor.serve.files.writer import RecordWriter
 from rankwatch_monitor.views import runs
 
@@ -364,9 +364,9 @@ def test_other_files_are_written_after_the_entries_before_them_even_if_one_fails
     seen: list[list[int]] = []
     done = threading.Event()
     bench.recorder.append("train-0", [OPENED, *trained(0)])
-    bench.recorder.do("train-0", Action(lambda: seen.append(bench.recorded())))
-    bench.recorder.do("train-0", Action(lambda: seen.append([1 // 0])))
-    bench.recorder.do("train-0", Action(done.set))
+    bench.recorder.do("train-0", FileWrite(lambda: seen.append(bench.recorded())))
+    bench.recorder.do("train-0", FileWrite(lambda: seen.append([1 // 0])))
+    bench.recorder.do("train-0", FileWrite(done.set))
     assert done.wait(SOON)
     assert seen == [[0]]
     assert "an error of ours while a file was written; the collector goes on" in caplog.text
@@ -382,7 +382,7 @@ def test_beside_a_record_that_another_process_has_locked_reports_are_written_all
         other.execute("BEGIN EXCLUSIVE")
         early, late = list[None](), threading.Event()
         bench.recorder.append("train-0", [*trained(1), BYE])
-        bench.recorder.do("train-0", Action(late.set, lambda: early.append(None)))
+        bench.recorder.do("train-0", FileWrite(late.set, lambda: early.append(None)))
         until(lambda: early)
         assert not late.is_set()
         other.execute("ROLLBACK")
