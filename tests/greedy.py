@@ -26,7 +26,7 @@ from rankwatch.shared.types import messages
 from rankwatch.shared.types.calls import MAX_CALLS, MAX_TOLD, CollectiveCall, GroupCount
 from rankwatch.shared.types.fields import MAX_RANKS
 from rankwatch.shared.types.fingerprint import FingerprintRow, FingerprintTable, RankMesh
-from rankwatch.shared.types.frame import FrameTable
+from rankwatch.shared.types.frame import BEGINNING, FrameTable
 from rankwatch.shared.types.gpu import Gpu
 from rankwatch.shared.types.tuning import Tuning
 from rankwatch_monitor.decide.replicas.comparison import MAX_TABLE_ROWS
@@ -97,6 +97,7 @@ KINDS: dict[str, Callable[[int], messages.Message]] = {
     "RECOUNTED": lambda n: messages.Recounted(0, n % 64, LONG, MAX_RANKS, 1, n, _CALLS),
     "ACK": lambda n: messages.Ack(n, abort=True),
     "BYE": lambda n: messages.Bye(n, "finished", LONG),
+    "PROBE": lambda n: messages.Probe(BEGINNING),
     "TUNE": lambda n: messages.Tune("", Tuning(trace_batch_nums=tuple(range(n, n + 5000)))),
     "INVITE": lambda n: messages.Invite(f"job{n}"),
 }

@@ -26,6 +26,7 @@ def render(fleet: Fleet) -> str:
         "causes": [{"cause": one.name, **_counts(one)} for one in fleet.causes],
         "modules": [{"module": one.name, "class_and_cause": one.detail, **_counts(one)} for one in fleet.modules],
         "versions": fleet.versions,
+        "damaged": fleet.damaged,
     }
     return document(body)
 

@@ -109,6 +109,8 @@ class Fleet:
     causes: tuple[Recurring, ...]
     modules: tuple[Recurring, ...]
     versions: tuple[Version, ...]
+    damaged: tuple[str, ...] = ()
+    """Files of which nothing could be read."""
 
 
 def machines_of(hours: Sequence[Hours], incidents: Iterable[Suspicion], *, of_gpus: bool) -> Machines:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from glob import escape
 from pathlib import Path
@@ -23,13 +23,14 @@ MEMORY = "200MB"
 MOST = 50
 """Causes, modules and versions that are listed."""
 
-_OF_A_FILE = duckdb.InvalidInputException, duckdb.BinderException, duckdb.Error
+DAMAGED = "damaged, or no file of an archive"
+
+_OF_A_FILE = duckdb.InvalidInputException, duckdb.BinderException, duckdb.ConversionException, duckdb.Error
 """What DuckDB raises, these very classes, for a damaged file, or one of another kind. Others are of the disk or the network."""
 
 _NO_PROGRESS_BAR = "SET enable_progress_bar = false"  # on by default in a notebook and under python -c, on standard output
 
 _READ = """
-CREATE OR REPLACE TABLE runs AS
 SELECT id, archived, run, job, date, began, outcome, rankwatch, torch, driver,
     verdict.cause AS cause, verdict.module AS module, verdict.module_class AS module_class, suspects,
     list_transform(ranks, lambda r: {'host': r.host, 'gpu': r.gpu, 'name': r.gpu_name, 'hours': r.hours}) AS ranks
@@ -76,16 +77,19 @@ GROUP BY 1, 2, 3 ORDER BY 4 DESC, 1, 2, 3 LIMIT {MOST}
 
 
 def ask(url: str, since: str = "0001-01-01", until: str = "9999-12-31") -> Fleet:
-    """What the archive says of the runs that began on these days.
+    """What the archive says of the runs that began on these days, but for files that are damaged.
 
     Raises:
         UsageError: there is no archive, or it cannot be read.
     """
-    with (
-        _opened(url) as (database, files),
-        _explained(url, database, what := {"files": files, "since": since, "until": until}),
-    ):
-        database.execute(_READ, what)
+    with _opened(url) as (database, files), _explained(url):
+        names = [name for (name,) in database.execute("SELECT file FROM glob($files)", {"files": files}).fetchall()]
+        if not names:
+            raise UsageError(f"no archive at {shown(url)}: it has no files date=*/job=*/*.parquet")
+        reader = _Reader(database, since, until)
+        reader.read(names)
+        if not reader.has_read:
+            raise UsageError(shown(f"cannot read the archive {url}: {names[0]} is {DAMAGED} ({reader.why})"))
         database.execute(_ONCE)
 
         def rows(query: str) -> list[tuple[Any, ...]]:
@@ -110,7 +114,39 @@ def ask(url: str, since: str = "0001-01-01", until: str = "9999-12-31") -> Fleet
             causes=tuple(Recurring(*row) for row in rows(_CAUSES)),
             modules=tuple(Recurring(*row) for row in rows(_MODULES)),
             versions=tuple(Version(*row) for row in rows(_VERSIONS)),
+            damaged=tuple(map(shown, reader.damaged)),
         )
+
+
+class _Reader:
+    """Reads files of an archive into the table ``runs``, but for those that are damaged.
+
+    Attributes:
+        why: what is wrong with the first of these.
+    """
+
+    def __init__(self, database: Any, since: str, until: str) -> None:
+        self._database = database
+        self._days = {"since": since, "until": until}
+        self.damaged: list[str] = []
+        self.why = ""
+        self.has_read = False
+
+    def read(self, files: Sequence[str]) -> None:
+        """DuckDB does not always name the file that it cannot read, so it is looked for by halves."""
+        into = "INSERT INTO runs" if self.has_read else "CREATE TABLE runs AS"
+        try:
+            self._database.execute(into + _READ, {**self._days, "files": [escape(file) for file in files]})
+            self.has_read = True
+        except duckdb.Error as error:
+            if type(error) not in _OF_A_FILE:
+                raise
+            if len(files) > 1:
+                self.read(files[: len(files) // 2])
+                self.read(files[len(files) // 2 :])
+                return
+            self.damaged += files
+            self.why = self.why or _line(error)
 
 
 @contextmanager
@@ -132,28 +168,13 @@ def _opened(url: str) -> Iterator[tuple[Any, str]]:
 
 
 @contextmanager
-def _explained(url: str, database: Any, what: Mapping[str, str]) -> Iterator[None]:
-    """Raises UsageError, in one line, where the archive cannot be read. ``what``: the parameters of the query that reads it."""
+def _explained(url: str) -> Iterator[None]:
+    """Raises UsageError, in one line, where the archive cannot be read."""
     try:
         yield
     except (duckdb.Error, OSError) as error:
-        why = str(error).partition("\n")[0]  # the further lines are of the query
-        if "No files found" in why:
-            raise UsageError(f"no archive at {shown(url)}: it has no files date=*/job=*/*.parquet") from None
-        if file := _damaged(error, database, what):
-            why = (
-                f"{file} is damaged, or no file of an archive ({why}): move it away, and `rankwatch archive RUN {url}` again"
-            )
-        raise UsageError(shown(f"cannot read the archive {url}: {why}")) from None
+        raise UsageError(shown(f"cannot read the archive {url}: {_line(error)}")) from None
 
 
-def _damaged(error: Exception, database: Any, what: Mapping[str, str]) -> str:
-    """The file of the archive that this error is about, which DuckDB does not always name; empty: the error is another one."""
-    if type(error) not in _OF_A_FILE:
-        return ""
-    for (file,) in database.execute("SELECT file FROM glob($files)", {"files": what["files"]}).fetchall():
-        try:
-            database.execute(_READ, {**what, "files": escape(file)})
-        except duckdb.Error:
-            return str(file)
-    return ""
+def _line(error: Exception) -> str:
+    return str(error).partition("\n")[0]  # the further lines are of the query

@@ -40,6 +40,8 @@ def _head(fleet: Fleet) -> str:
         ("hosts", f"{hosts.count:,}, {hosts.hours:,.0f} hours of their ranks, {hosts.incidents:,} incidents"),
         ("GPUs", f"{gpus.count:,}, {gpus.hours:,.0f} hours, {gpus.incidents:,} incidents"),
     ]
+    if fleet.damaged:
+        fields.append(("left out", f"{len(fleet.damaged):,} damaged file{'s' * (len(fleet.damaged) > 1)}"))
     return format_head(f"archive {fleet.url}", fields)
 
 

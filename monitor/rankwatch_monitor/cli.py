@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import logging
 import os
 import re
@@ -101,6 +102,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RankwatchError as error:
         _say_error(str(error))
         return error.exit_code
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        _say_error("a name that was given is longer than any file's")
+        return EXIT_USAGE
     except ImportError as error:  # `resource` on Windows, say: the other commands still work
         from rankwatch.shared.system.installed import describe_missing
 

@@ -35,7 +35,8 @@ AREAS: dict[str, str] = {
     " e2e/test_unequal e2e/test_restarted e2e/test_rounds e2e/test_several_hosts e2e/test_collectives",
     "monitor/rankwatch_monitor/record": "e2e/test_faults e2e/test_export e2e/test_views e2e/test_truth",
     "monitor/rankwatch_monitor/serve": "net/tell/ net/serve/test_skips e2e/test_faults e2e/test_daemon e2e/test_metrics"
-    " e2e/test_end e2e/test_several_hosts e2e/test_network e2e/test_scarce e2e/test_status benchmarks/test_load",
+    " e2e/test_end e2e/test_several_hosts e2e/test_network e2e/test_scarce e2e/test_status e2e/test_other_user"
+    " benchmarks/test_load",
     "monitor/rankwatch_monitor/views/": "e2e/test_views",
     "monitor/rankwatch_monitor/views/export": "e2e/test_export",
     "monitor/rankwatch_fleet": "e2e/test_fleet benchmarks/test_fleet unit/fleet/",

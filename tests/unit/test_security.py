@@ -8,6 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from rankwatch.shared.link import sockets, wire
+from rankwatch.tell import link, reception
+from rankwatch_monitor.decide.keys import budget, tables
+from rankwatch_monitor.serve.door import fair_queue
+from rankwatch_monitor.serve.files import writer
+from rankwatch_monitor.serve.metrics import server
+from rankwatch_monitor.serve.processes import notifier
+
 TESTS = Path(__file__).resolve().parents[1]
 PAGE = TESTS.parent / "SECURITY.md"
 
@@ -15,6 +23,12 @@ KEYS, HOSTILE, CABLE, NETWORK, WRITER = (
     "net/serve/test_keys.py", "net/serve/test_hostile.py", "net/serve/test_wiretap.py", "e2e/test_network.py",
     "unit/serve/files/test_writer.py",
 )  # fmt: skip
+
+COUNTS = {2.0: "two", 8: "eight"}
+SHARES = {0.25: "a quarter"}
+BURSTS = {0.25: "a quarter of a second"}
+TURNS = 0.02
+"""What the turns of a rank's thread take of a core, beside what is counted."""
 
 SHOWN_BY: dict[str, tuple[str, ...]] = {
     "connects to the port, or scans it": (f"{KEYS}::test_a_client_without_a_key_is_not_admitted",),
@@ -30,6 +44,12 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "net/tell/test_flooded.py::test_a_flood_costs_a_bounded_share_and_the_abort_gets_through",
         "net/tell/test_flooded.py::test_a_collector_that_asks_for_everything_again_and_again_gets_it_within_bounds",
         "net/tell/test_flooded.py::test_an_oversize_message_is_not_taken",
+    ),
+    "sends a message of several parts": (
+        "net/tell/test_flooded.py::test_a_message_of_several_parts_ends_the_link_and_nothing_else",
+        f"{HOSTILE}::test_a_second_part_makes_its_peer_deaf_until_it_connects_anew",
+        "net/serve/door/test_inbox.py::"
+        "test_the_parts_of_a_message_are_dropped_a_few_at_a_time_and_nothing_more_of_its_peer_is_heard",
     ),
     "sends an abort, or changes of options": (
         "net/tell/test_link.py::test_a_trip_brings_the_abort_to_every_rank",
@@ -80,9 +100,60 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "unit/decide/keys/test_budget.py::test_a_run_of_a_large_world_counts_for_its_ranks",
         "unit/decide/keys/test_budget.py::test_runs_that_follow_one_another_too_fast_wait",
     ),
+    "makes run after run fail": (
+        "unit/serve/processes/test_notifier.py::"
+        "test_of_hundreds_of_failed_runs_one_command_runs_at_a_time_and_the_last_one_says_how_many_there_were",
+        "unit/decide/core/test_run.py::test_a_free_name_among_a_hundred_thousand_is_found_in_few_looks",
+    ),
     "lies about its own rank": (f"{HOSTILE}::test_a_client_that_lies_leaves_the_other_run_alone",),
 }
 """The first cell of each row, and the tests that show what its second cell says."""
+
+
+def _mib(size: int) -> str:
+    return f"{size >> 30} GiB" if size >= 1 << 30 else f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
+
+
+_EACH_SECOND = {1.0: "once a second"}
+FIGURES: dict[str, tuple[str, ...]] = {
+    "floods a rank": (
+        f"takes {reception.SHARE + TURNS:.0%} of one core".replace("%", " percent"),
+        f"beside {BURSTS[reception.BURST]} at once",
+        f"{sockets.RANK_HIGH_WATER} messages wait in the rank",
+        f"messages of over {_mib(reception.MAX_RECEIVED_BYTES)} end the connection",
+        f"changes of options pass {_EACH_SECOND[link.TUNES_PER_SECOND]}",
+        f"is sent again every {COUNTS[1 / link.WELCOMES_PER_SECOND]} seconds",
+        {60.0: "the log gets one line a minute"}[reception.COMPLAINT_INTERVAL],
+    ),
+    "sends very much": (
+        f"{SHARES[budget.WORK_PER_SECOND]} of its time while other keys have messages",
+        f"{sockets.RECEIVE_HIGH_WATER} messages of each connection and {_mib(fair_queue.MAX_WAITING)} of each key wait",
+    ),
+    "says much, and often": (
+        f"up to {_mib(budget.WORDS_AT_ONCE)} for each rank and {_mib(budget.WORDS_PER_SECOND)} a second",
+        f"for all ranks of a key up to {_mib(budget.ALL_WORDS_AT_ONCE)} and {_mib(budget.ALL_WORDS_PER_SECOND)} a second",
+        f"options change {_EACH_SECOND[budget.CHANGES_PER_SECOND]}",
+        f"of its refusals {budget.LINES_AT_ONCE:,} are logged",
+    ),
+    "sends batches, fingerprints and traces of many runs": (
+        f"has {_mib(budget.DISK_AT_ONCE)} of the disk, and {_mib(budget.DISK_PER_SECOND)} a second more",
+        f"Its frame tables hold {_mib(tables.MAX_BYTES)} of memory",
+        f"its fingerprints {_mib(budget.ROUND_BYTES)} and {budget.FINGERPRINT_ROWS // 1_000_000} million rows",
+        f"three quarters of what other keys leave free of {_mib(writer.MAX_WAITING)}",
+    ),
+    "begins run after run": (
+        f"has {budget.MAX_RUNS:,} under way, and {budget.RUNS_PER_SECOND:g} new ones a second",
+        f"of {budget.PLACES_PER_SECOND:,.0f} ranks in all",
+    ),
+    "makes run after run fail": (f"{notifier.MOST_WAITING} of its events wait",),
+    "": (
+        f"ZMQ_MAXMSGSIZE ({_mib(wire.MAX_MESSAGE_BYTES)} at a collector, {_mib(reception.MAX_RECEIVED_BYTES)} at a rank)",
+        f"{sockets.RECEIVE_HIGH_WATER} messages of a connection wait in a collector, {sockets.RANK_HIGH_WATER} in a rank, "
+        f"{sockets.SEND_HIGH_WATER:,} to be sent",
+        f"by {COUNTS[server.MAX_SCRAPES]} readers at a time",
+    ),
+}
+"""What the second cell of a row, or for the empty one the page beside the tables, says of each bound in the code."""
 
 
 def rows() -> list[str]:
@@ -93,6 +164,13 @@ def rows() -> list[str]:
     return [cell for cell in cells if set(cell) - set("- ")]
 
 
+@pytest.mark.parametrize(("row", "figure"), [(row, figure) for row, figures in FIGURES.items() for figure in figures])
+def test_a_figure_is_that_of_the_code(row: str, figure: str) -> None:
+    text = " ".join(PAGE.read_text(encoding="utf-8").split())
+    said = text if not row else text.partition(f"| {row} | ")[2].partition(" | |")[0].partition(" | ")[0]
+    assert figure in said.replace(" |", "")
+
+
 @cache
 def names_in(file: str) -> frozenset[str]:
     tree = ast.parse((TESTS / file).read_text(encoding="utf-8"))
@@ -100,7 +178,7 @@ def names_in(file: str) -> frozenset[str]:
 
 
 def test_every_row_is_shown_by_tests() -> None:
-    assert rows() == list(SHOWN_BY)
+    assert list(dict.fromkeys(rows())) == list(SHOWN_BY)
 
 
 @pytest.mark.parametrize("test", sorted({test for tests in SHOWN_BY.values() for test in tests}))

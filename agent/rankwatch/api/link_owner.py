@@ -104,6 +104,12 @@ def speaker_for(watch: Linked, model: nn.Module, source: str, who: Identity, sta
             return _link_to(watch, model, source, who, stage, name)
         except (OSError, MemoryError, RuntimeError, SystemError) as error:  # of descriptors, memory or threads
             why = repr(error)
+        except connections.OthersFileError as error:
+            if "RANKWATCH_LAUNCH" not in os.environ:  # whoever named the file can name another one
+                raise
+            why = (
+                f"{error}; the file is that of `rankwatch run`, and sudo, gosu or runuser made another user of this process"
+            )
     log.warning("rankwatch: %s: no connection to the collector: %s; training goes on without it", name, why)
     return None
 

@@ -259,7 +259,7 @@ class Link:
         self._exit_queue.close()
         outcome = "unused" if outcome in WELL and self.is_unused() else outcome
         self._say_bye(outcome, text, "" if error is None else place_of(error))
-        if self.run and not self.refusal:
+        if self.run and not self.refusal and self._thread.is_alive():
             if self._spool.wait_until_empty(FAREWELL_TIMEOUT):
                 self._leave.hear_nothing()
             if left := self._stays_for():
@@ -329,6 +329,11 @@ class Link:
                 elif self._released and not self._stop:
                     self._say_farewell()
             self._send_last(socket)
+        except ProtocolError as error:
+            log.error(
+                "%s: the collector at %s sent %s; training goes on without it", self._who, self._connection.address, error
+            )
+            self._online.clear()
         except Exception:
             log.exception(
                 "%s: the link to the collector ended by an error of its own; training goes on without it", self._who

@@ -12,7 +12,14 @@ from rankwatch.errors import UsageError
 from rankwatch.shared.printable import page, printable
 from rankwatch.shared.system.installed import to_add
 
+from ..views.export.urls import shown
 from . import arguments as types
+
+EXIT_DAMAGED = 3
+"""The exit code where files of the archive were left out."""
+
+MOST_NAMED = 10
+"""Damaged files that are named one by one."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -36,6 +43,12 @@ def main(arguments: argparse.Namespace) -> int:
     from rankwatch_fleet import text
 
     fleet = query.ask(arguments.url, arguments.since.isoformat(), arguments.until.isoformat())
+    for file in fleet.damaged[:MOST_NAMED]:
+        advice = f"move it away, and `rankwatch archive RUN {shown(arguments.url)}` again"
+        sys.stderr.write(f"rankwatch: {printable(file)} is {query.DAMAGED}, and is left out: {advice}\n")
+    if (more := len(fleet.damaged) - MOST_NAMED) > 0:
+        sys.stderr.write(f"rankwatch: and {more} more files are left out\n")
+    code = EXIT_DAMAGED if fleet.damaged else 0
     if arguments.html is not None:
         try:
             with arguments.html.open("x", encoding="utf-8") as file:
@@ -45,10 +58,10 @@ def main(arguments: argparse.Namespace) -> int:
         except OSError as error:
             raise UsageError(f"cannot write {arguments.html}: {error.strerror}") from None
         sys.stderr.write(f"rankwatch: {printable(str(arguments.html))} has all of the archive; any browser opens it\n")
-        return 0
+        return code
     width = min(text.WIDTH, shutil.get_terminal_size().columns)
     sys.stdout.write(json.render(fleet) if arguments.json else page(text.render(fleet, width)))
-    return 0
+    return code
 
 
 def _day(text: str) -> date:

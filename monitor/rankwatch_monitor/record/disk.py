@@ -18,6 +18,8 @@ DAMAGED = "the file is damaged"
 LOSES_ALL = {GONE, DAMAGED}
 """Then what was stored is not on record either."""
 
+LOCKED = "another process held the file"
+
 _OF_ERRNO = {
     errno.ENOSPC: FULL,
     errno.EDQUOT: "the disk quota was used up",
@@ -37,7 +39,7 @@ _OF_SQLITE = {
     "disk I/O error": "I/O error",
     "unable to open": "the file could not be opened",
     "readonly": "the file is read-only",
-    "locked": "another process held the file",
+    "locked": LOCKED,
     "malformed": DAMAGED,
     "not a database": DAMAGED,
 }

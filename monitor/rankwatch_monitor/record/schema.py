@@ -24,7 +24,10 @@ SCHEMA = 2
 """The PRAGMA user_version of a record; a file with another one is refused."""
 
 BUSY_TIMEOUT = 30.0
-"""Seconds that a write waits for another writer of the file and, on a network file system, for readers; and they for it."""
+"""Seconds that a reader waits for the writer of the file, on a network file system."""
+
+WRITER_TIMEOUT = 2.0
+"""Seconds that a write waits for another process that has locked the file: one thread writes all records, and tries again."""
 
 CREATE = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;

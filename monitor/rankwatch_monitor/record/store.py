@@ -27,7 +27,7 @@ from .mounts import is_on_network
 from .numbers.digest import Columns, Envelope, RankSummary, summarise
 from .numbers.layout import DIGEST, Array, pack_digests, pack_part, pack_table, unpack_digests
 from .runs import RunRow
-from .schema import BUSY_TIMEOUT, CREATE, SCHEMA, RecordConnection, StoreError, explained, is_new
+from .schema import CREATE, SCHEMA, WRITER_TIMEOUT, RecordConnection, StoreError, explained, is_new
 from .writer_lock import Claim
 
 SEGMENT = 4096
@@ -88,7 +88,7 @@ class Store:
         self._tables = BoundedDict[str, Columns](CACHED_TABLES)
         self._claim = Claim(path.parent)
         with explained(path):
-            self._database = sqlite3.connect(path, timeout=BUSY_TIMEOUT, isolation_level=None, factory=RecordConnection)
+            self._database = sqlite3.connect(path, timeout=WRITER_TIMEOUT, isolation_level=None, factory=RecordConnection)
             try:
                 self._has_journal = is_on_network(path)
                 self._open()

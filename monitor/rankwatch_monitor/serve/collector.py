@@ -59,9 +59,10 @@ from .door.backlog import Backlog
 from .door.credentials import Credentials
 from .door.decoder import DecoderThread, decode
 from .door.fair_queue import Turns, is_long
-from .door.inbox import Ended, Inbox, Item, Letter
+from .door.inbox import Dropped, Ended, Found, Inbox, Letter, Parted
 from .files.publisher import Publisher
 from .files.run_folder import RunsFolder
+from .files.unwritten import FileWrite
 from .files.writer import RecordWriter
 from .metrics.meters import LoopCounts, Meters
 from .processes.archiver import Archiver
@@ -92,6 +93,8 @@ LAST_TURNS = 10.0
 """Seconds at the end for which these are still handled."""
 
 AGAIN = messages.Error("too much of this key waits here: say HELLO, and repeat what is not on record", "hello")
+
+SEVERAL_PARTS = "a message of several parts, which no message has: nothing more is taken from this connection"
 
 TO_PEER = zmq.NOBLOCK | zmq.SNDMORE
 """Flags for a peer's name, which a ROUTER is given ahead of each message. Combined once, for thousands of sends."""
@@ -293,20 +296,23 @@ class Collector:
         while self._backlog and time.monotonic() < until:
             self._handle(self._backlog.next())
 
-    def _accept(self, item: Item, now: float) -> None:
-        if self._turns.waits(item, now):
+    def _accept(self, item: Found, now: float) -> None:
+        if isinstance(item, (Parted, Dropped)):
+            if isinstance(item, Parted):
+                self._refuse(item.peer, item.key, SEVERAL_PARTS)
+        elif self._turns.waits(item, now):
             if not self._turns.add(item, self._backlog.take(item.peer)):
                 self._send((item.peer,), AGAIN)
         elif isinstance(item, Ended):
             self._catch_up(item.peer)  # what a peer said before it went comes first
             self._end(item)
-        elif wire.is_columns(item.parts[0]):
+        elif wire.is_columns(item.body):
             self._backlog.add(item)
-        elif wire.is_beat(item.parts[0]) or wire.is_ack(item.parts[0]):
+        elif wire.is_beat(item.body) or wire.is_ack(item.body):
             # These may overtake their peer's batches: a BEAT says no less than the batches before it, and an ACK says
             # nothing of batches, and thousands come at a time.
             self._handle(item)
-        elif wire.is_trip(item.parts[0]) and item.peer in self._backlog and not self._backlog.is_short:
+        elif wire.is_trip(item.body) and item.peer in self._backlog and not self._backlog.is_short:
             # Its batches take long, and those of all ranks if all trip: it counts now, and again in its turn.
             self._handle(item, is_ahead=True)
         else:
@@ -349,16 +355,18 @@ class Collector:
             self._turns.spend(letter.key, now - begun, now)
 
     def _take(self, letter: Letter, message: messages.Message | None, error: str) -> None:
-        size = len(letter.parts[0])
+        size = len(letter.body)
         self._received += 1
         self._received_bytes += size
         job = self._keys.ring.job_of(letter.key)
-        if job is None:  # the authenticator lets in no other key
-            return
         if message is None:
-            self._perform(Malformed(letter.peer, error, job))
-        else:
+            self._refuse(letter.peer, letter.key, error)
+        elif job is not None:  # the authenticator lets in no other key
             self._perform(Received(letter.peer, message, job, size))
+
+    def _refuse(self, peer: bytes, key: str, error: str) -> None:
+        if (job := self._keys.ring.job_of(key)) is not None:
+            self._perform(Malformed(peer, error, job))
 
     # --- what is decided -----------------------------------------------------------------------------------------------
 
@@ -397,7 +405,7 @@ class Collector:
                     self._meters.show(effect, time.monotonic())
                 self._show_ranks(effect)
             elif isinstance(effect, RecordTrace):
-                self._write(effect.run, partial(self._record_trace, effect))
+                self._write(effect.run, FileWrite(partial(self._record_trace, effect)))
             elif isinstance(effect, EndProcess):
                 if effect.host == self._host and end_process(effect.pid, effect.incarnation):
                     log.info("ended process %d", effect.pid)
@@ -405,7 +413,7 @@ class Collector:
                 if effect.host == self._host:
                     self.exits.follow(effect)
             elif isinstance(effect, PointLatest):
-                self._write(effect.run, partial(self._runs.point_latest_at, effect.run))
+                self._write(effect.run, FileWrite(partial(self._runs.point_latest_at, effect.run)))
             elif isinstance(effect, Publish):
                 self._publisher.publish(effect)
             elif isinstance(effect, Alert):
@@ -442,7 +450,7 @@ class Collector:
         for run, seqs in self._writer.stored().items():
             self._perform(Stored(run, seqs))
 
-    def _write(self, run: str, action: Callable[[], None]) -> None:
+    def _write(self, run: str, action: FileWrite) -> None:
         """Has the writer write a file of a run, after the run's first entry: the entry makes the run's folder."""
         self._hand_over_entries()
         self._writer.do(run, action)

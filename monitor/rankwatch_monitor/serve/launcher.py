@@ -301,7 +301,7 @@ def _describe_unseen(code: int) -> str:
         return f"exit code {code}{by} before any rank connected, so there is no report"
     return (
         "no rank connected: the command trained no model; or its Python has no rankwatch, or was not given PYTHONPATH and "
-        "RANKWATCH_* (python -I and -E leave them out)"
+        "RANKWATCH_* (python -I and -E leave them out, and so does sudo); or it ran as another user"
     )
 
 

@@ -116,13 +116,27 @@ def test_memory_stays_flat_over_thousands_of_bad_messages(collector: Running, ho
     assert hostile.answers > 0
 
 
-def test_a_message_of_many_parts_is_refused(collector: Running, hostile: Hostile, healthy: Link) -> None:
+def test_a_second_part_makes_its_peer_deaf_until_it_connects_anew(
+    collector: Running,
+    hostile: Hostile,
+    healthy: Link,
+    context: zmq.Context[zmq.Socket[bytes]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
     ack = wire.encode(messages.Ack(1, abort=True))
-    hostile.socket.send_multipart([ack, ack])
-    hostile.socket.send_multipart([b""] * 2000)
-    until(lambda: collector.collector.ledger.refused == 2)
+    for count in (2, 20_000, 2):
+        hostile.socket.send_multipart([ack] * count)
+    hostile.socket.send(wire.encode(makers.hello(job="deaf")))
+    until(lambda: collector.collector.ledger.refused == 1)
     healthy.send_batch(makers.table(), makers.summary(0))
     until(lambda: not healthy._spool)
+    assert "a message of several parts, which no message has" in caplog.text
+    hostile.socket.close(0)
+    until(lambda: not collector.collector._inbox._deaf)
+    assert (collector.collector.ledger.refused, list(collector.collector.ledger.runs)) == (1, ["healthy-0"])
+    Hostile(collector, context).send(wire.encode(makers.hello(job="heard")))
+    until(lambda: "heard-0" in collector.collector.ledger.runs)
 
 
 def test_what_is_over_the_limit_costs_its_sender_the_connection(collector: Running, hostile: Hostile, healthy: Link) -> None:

@@ -181,6 +181,24 @@ def test_a_moment_that_is_never_passed_is_looked_at_ever_less_often(hostile: Hos
     assert waits[0] < 1 <= 100 * waits[1] / 5 <= waits[2]
 
 
+def test_a_message_of_several_parts_ends_the_link_and_nothing_else(
+    hostile: Hostile, caplog: pytest.LogCaptureFixture
+) -> None:
+    link = link_to(hostile.connection, on_abort=lambda abort: pytest.fail("stopped"))
+    threading.Thread(target=link.start).start()
+    hostile.welcome()
+    assert link._online.wait(PATIENCE)
+    abort = wire.encode(messages.Abort("stop", 0, 0.0, 60.0))
+    hostile.socket.send_multipart([hostile.peer, *[abort] * 1000])
+    link._thread.join(PATIENCE)
+    assert not link._thread.is_alive()
+    assert not link.is_online
+    (line,) = caplog.messages
+    assert "sent a message of several parts, which no message has; training goes on without it" in line
+    link.send_batch(makers.table(), makers.summary(0))
+    link.close("finished")
+
+
 def test_an_oversize_message_is_not_taken(hostile: Hostile, context: zmq.Context[zmq.Socket[bytes]]) -> None:
     """ZeroMQ ends the connection; the link makes another one, and says HELLO when it is asked to."""
     peer = sockets.dealer(context, hostile.connection, 1000)

@@ -246,13 +246,13 @@ def test_batches_wait_for_all_else_and_beats_and_acks_overtake_those_of_their_pe
     others = messages.Tripped(9, makers.trip()), makers.beat(1, 0, 0), messages.Ack(3, abort=True)
     trip, beat, ack = (memoryview(wire.encode(message)) for message in others)
     waiting: list[Item] = [
-        *(Letter(b"a", "", [batch]) for batch in batches),
-        Letter(b"a", "", [beat]),
-        Letter(b"a", "", [ack]),
-        Letter(b"b", "", [batches[0]]),
-        Letter(b"b", "", [trip]),
-        Letter(b"c", "", [beat]),
-        Letter(b"d", "", [batches[0]]),
+        *(Letter(b"a", "", batch) for batch in batches),
+        Letter(b"a", "", beat),
+        Letter(b"a", "", ack),
+        Letter(b"b", "", batches[0]),
+        Letter(b"b", "", trip),
+        Letter(b"c", "", beat),
+        Letter(b"d", "", batches[0]),
         Ended(b"d"),
     ]
     handled: list[tuple[bytes, object]] = []

@@ -180,6 +180,8 @@ def test_a_diff_and_the_events(client: Client) -> None:
     ("path", "status", "says"),
     [
         ("none-0/overview", 404, "there is no run none-0 here"),
+        (f"{'x' * 5000}/overview", 404, f"there is no run {'x' * 255} here"),
+        ("a%00b/overview", 404, "there is no run a\\\\x00b here"),
         ("%2e%2e/overview", 404, "there is no run .. here"),
         ("..%2f..%2fetc/overview", 404, "Not Found"),
         ("large-0/modules?rank=99", 404, "no such batch is kept as rank 99 sent it"),

@@ -19,6 +19,7 @@ import pyarrow.dataset as datasets
 import pyarrow.parquet as pq
 import pytest
 
+import commands
 import makers
 import records
 from makers import INF
@@ -318,21 +319,39 @@ def parquet_of(columns: dict[str, list[int]]) -> bytes:
 
 @pytest.mark.parametrize("place", [0, 1])
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_one_line_names_the_damaged_file_and_what_to_do(damage: str, place: int, url: str, tmp_path: Path) -> None:
+def test_a_damaged_file_is_left_out_and_named(damage: str, place: int, url: str, tmp_path: Path) -> None:
     for number in range(3):
         put(write(tmp_path / f"train-{number}", *lost(), incarnation=str(number)), url)
     file_system, root = fsspec.url_to_fs(url)
     path = sorted(file_system.glob(f"{escape(root)}/*/*/*.parquet"))[place]
     file_system.pipe_file(path, DAMAGES[damage](file_system.cat_file(path)))
+    found = query.ask(url)
+    assert found.runs == 2
+    assert [file.rpartition("/")[2] for file in found.damaged] == [path.rpartition("/")[2]]
+    assert "left out   1 damaged file" in text.render(found)
+    assert json.loads(as_json.render(found))["damaged"] == list(found.damaged)
+    file_system.rm_file(path)
+    found = query.ask(url)
+    assert (found.runs, found.damaged) == (2, ())
+
+
+def test_several_damaged_files_are_found_and_an_archive_of_these_alone_is_none(tmp_path: Path) -> None:
+    url = str(tmp_path / "archive")
+    for number in range(9):
+        put(write(tmp_path / f"train-{number}", *lost(), incarnation=str(number)), url)
+    files = sorted((tmp_path / "archive").glob("*/*/*.parquet"))
+    for file in files[::2]:
+        file.write_bytes(b"PAR1")
+    assert (query.ask(url).runs, query.ask(url).damaged) == (4, tuple(map(str, files[::2])))
+    done = commands.run("fleet", url)
+    assert (done.returncode, done.stderr.count(" is damaged, or no file of an archive, and is left out: move it")) == (3, 5)
+    for file in files:
+        file.write_bytes(b"PAR1")
     with pytest.raises(UsageError) as raised:
         query.ask(url)
     said = str(raised.value)
+    assert said.startswith(f"cannot read the archive {url}: {files[0]} is damaged, or no file of an archive (")
     assert "\n" not in said
-    assert said.startswith(f"cannot read the archive {url}: ")
-    assert f"{path} is damaged, or no file of an archive (" in said
-    assert said.endswith(f"): move it away, and `rankwatch archive RUN {url}` again")
-    file_system.rm_file(path)
-    assert query.ask(url).runs == 2
 
 
 @pytest.mark.parametrize("ask", [target.folder_at, query.ask, lambda url: archive.merge(url, date(1970, 1, 13))])

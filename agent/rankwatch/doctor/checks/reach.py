@@ -12,7 +12,7 @@ from ...errors import ConnectionFileError, ProtocolError
 from ...shared.link import connection as connections
 from ...shared.link import wire
 from ...shared.link.connection import Connection
-from ...shared.link.sockets import dealer
+from ...shared.link.sockets import dealer, receive
 from ...shared.types import messages
 from ..result import CheckResult, fail, ok, skip
 
@@ -68,7 +68,7 @@ def _unwelcome(connection: Connection, deadline: float) -> CheckResult:
         socket.send(wire.encode(messages.Ack(0, abort=False)))  # harmless, and answered: this peer sent no HELLO
         if not socket.poll(_left(deadline), zmq.POLLIN):
             return fail(CHECK, f"{connection.address} has our key and does not answer", "does it hang? see its log")
-        wire.decode(socket.recv())
+        wire.decode(receive(socket))
     except ProtocolError as error:
         return fail(
             CHECK, f"{connection.address} answers what cannot be read: {error}", "use the same release on both sides"

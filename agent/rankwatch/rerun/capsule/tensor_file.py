@@ -91,8 +91,11 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             rows = [(str(name), *_row(row)) for name, row in header.items() if name != "__metadata__"]
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise BrokenTensorsError(f"{path} has a header that cannot be read: {error}") from None
-        found = {}
-        for name, dtype, shape, begin, end in rows:
+        found, before = {}, 0
+        for name, dtype, shape, begin, end in sorted(rows, key=lambda row: row[3:]):
+            if begin < before:
+                raise BrokenTensorsError(f"{path}: {name} overlaps another tensor: a small file would become a large one")
+            before = end
             if end - begin != prod(shape) * dtype.itemsize:
                 raise BrokenTensorsError(f"{path}: {name} has {end - begin} bytes, which are not those of its shape")
             if 8 + length + end > size:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
-import stat
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from ...errors import ConnectionFileError
 from ..printable import cleaned, printable
+from ..system.private import OPEN, NotOursError, NotPrivateError, check_private
 
 FORMAT = (1, 0)
 """Major and minor version of the file. Another major version is refused."""
+
+
+class OthersFileError(ConnectionFileError):
+    """The file is another user's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,19 +112,19 @@ def unwritable(path: Path, error: OSError) -> ConnectionFileError:
 
 def _read_private(path: Path, shown: str) -> str:
     try:
-        with open(path, encoding="utf-8") as file:
-            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
-            if mode & 0o077:
-                raise ConnectionFileError(
-                    f"connection file {shown} has mode {mode:04o}: others can read the keys in it; chmod 600 it"
-                )
+        with os.fdopen(os.open(path, os.O_RDONLY | OPEN), encoding="utf-8") as file:
+            check_private(file.fileno(), path)
             return file.read(1 << 16)
     except FileNotFoundError:
         raise ConnectionFileError(
             f"connection file {shown} does not exist: is the collector running, and this path on a file system both share?"
         ) from None
+    except NotPrivateError as error:
+        kind = OthersFileError if isinstance(error, NotOursError) else ConnectionFileError
+        raise kind(f"connection file {shown} {error}") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConnectionFileError(f"cannot read connection file {shown}: {printable(str(error))}") from None
+        kind = OthersFileError if isinstance(error, PermissionError) else ConnectionFileError
+        raise kind(f"cannot read connection file {shown}: {printable(str(error))}") from None
 
 
 def _parse(text: str, where: str) -> Connection:

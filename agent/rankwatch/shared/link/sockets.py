@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from ...errors import AddressError
+from ...errors import AddressError, ProtocolError
 from .connection import NO_KEYS, Connection, KeyPair, is_loopback
 from .wire import MAX_MESSAGE_BYTES
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 SEND_HIGH_WATER = 1000
 RECEIVE_HIGH_WATER = 4
 """Messages of one peer that wait in the collector; further ones wait in the rank."""
+RANK_HIGH_WATER = 16
+"""Messages of the collector that wait in a rank: few of them are decrypted before the rank has time for them."""
 MAX_PEERS = 65_536
 
 KEEPALIVE_IDLE, KEEPALIVE_INTERVAL, KEEPALIVE_PROBES = 2, 1, 3
@@ -38,12 +40,14 @@ def dealer(
 ) -> zmq.Socket[bytes]:
     """A rank's socket, connecting in the background. Messages are queued only once it is connected.
 
-    ZeroMQ ends the connection to a peer that sends a message of more than ``max_bytes``.
+    ZeroMQ ends the connection to a peer that sends a message of more than ``max_bytes``. Of its messages, RANK_HIGH_WATER
+    wait here; further ones wait in the peer.
     """
     socket = context.socket(zmq.DEALER)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.IMMEDIATE, 1)
     socket.setsockopt(zmq.SNDHWM, SEND_HIGH_WATER)
+    socket.setsockopt(zmq.RCVHWM, RANK_HIGH_WATER)
     socket.setsockopt(zmq.MAXMSGSIZE, max_bytes)
     socket.setsockopt(zmq.RECONNECT_IVL, 100)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
@@ -53,6 +57,19 @@ def dealer(
         socket.curve_secretkey = connection.client_secret.encode()
     socket.connect(connection.address)
     return socket
+
+
+def receive(socket: zmq.Socket[bytes]) -> bytes:
+    """The next message of a ``dealer``, without waiting.
+
+    Raises:
+        zmq.Again: there is none.
+        ProtocolError: it has several parts. All of them may be many, so that the socket is to be closed.
+    """
+    data: bytes = socket.recv(zmq.NOBLOCK)
+    if socket.getsockopt(zmq.RCVMORE):
+        raise ProtocolError("a message of several parts, which no message has")
+    return data
 
 
 def authenticator(context: zmq.Context[zmq.Socket[bytes]], admits: Callable[[str], bool]) -> ThreadAuthenticator:

@@ -6,7 +6,7 @@ import heapq
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain, count, islice
 from operator import attrgetter
 from typing import NamedTuple, TypeAlias
 
@@ -39,6 +39,9 @@ MOST_SPECS = 50_000
 
 KNOWN_NAMES = 4096
 """Names whose last number is remembered; of any other name, the free number is searched for."""
+
+TRIED_NAMES = 16
+"""Numbers of one name that are tried one after the other: each one is a look at the disk, which may be a network away."""
 
 Kind: TypeAlias = tuple[str, int]
 
@@ -404,11 +407,10 @@ class Ledger:
     def _open(self, hello: messages.Hello, bound: str) -> Run:
         number = f".{hello.model + 1}" if hello.model else ""
         base = f"{safe_name(hello.job)}{number}-{hello.restart}"
-        attempt = self._names.get(base, 0) + 1
-        name = base if attempt == 1 else f"{base}.{attempt}"
-        while name in self.runs or not self._claim(name):
-            attempt += 1
-            name = f"{base}.{attempt}"
+        for attempt in _attempts(self._names.get(base, 0) + 1):
+            name = base if attempt == 1 else f"{base}.{attempt}"
+            if name not in self.runs and self._claim(name):
+                break
         opened = Opened(
             hello.job, hello.restart, hello.world_size, hello.start, hello.model, bound, self._options.expects_job_end,
             hello.earlier,
@@ -440,6 +442,13 @@ class Ledger:
             is_earlier = run is not new and not run.over and _key_of(run.opened) == _key_of(new.opened)
             if is_earlier and new.opened.start and _is_one_launch(run.opened, new.opened):
                 run.later = new
+
+
+def _attempts(first: int) -> Iterator[int]:
+    """Numbers that a run's name may have, the last ones ever further apart: 100,000 names in use take 33 looks."""
+    yield from range(first, first + TRIED_NAMES)
+    for doublings in count():
+        yield first + TRIED_NAMES + (1 << doublings)
 
 
 def _kind_of(who: messages.Hello | Opened) -> Kind:

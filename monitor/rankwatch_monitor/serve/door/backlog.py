@@ -53,13 +53,13 @@ class Backlog:
 
     def add(self, letter: Letter) -> None:
         self._letters.setdefault(letter.peer, deque()).append(letter)
-        self.size += len(letter.parts[0])
+        self.size += len(letter.body)
 
     def next(self) -> Letter:
         """Takes the first batch of the next peer."""
         peer, letters = next(iter(self._letters.items()))
         letter = letters.popleft()
-        self.size -= len(letter.parts[0])
+        self.size -= len(letter.body)
         if letters:
             self._letters.move_to_end(peer)
         else:
@@ -69,7 +69,7 @@ class Backlog:
     def take(self, peer: bytes) -> Iterator[Letter]:
         """Takes the batches of one peer."""
         for letter in self._letters.pop(peer, ()):
-            self.size -= len(letter.parts[0])
+            self.size -= len(letter.body)
             yield letter
 
     def log_pressure(self, now: float) -> None:

@@ -10,7 +10,7 @@ import zmq
 from rankwatch.errors import ProtocolError, UsageError
 from rankwatch.shared.link import wire
 from rankwatch.shared.link.connection import Connection
-from rankwatch.shared.link.sockets import dealer
+from rankwatch.shared.link.sockets import dealer, receive
 from rankwatch.shared.types import messages
 
 ANSWER_TIMEOUT = 5.0
@@ -61,7 +61,7 @@ def _ask(
     socket.send(wire.encode(question), zmq.NOBLOCK)
     while _poll(socket, zmq.POLLIN, deadline):
         try:
-            message = wire.decode(socket.recv(zmq.NOBLOCK))
+            message = wire.decode(receive(socket))
         except ProtocolError as error:
             raise UsageError(f"the collector's answer cannot be read: {error}; use the same release on both sides") from None
         if isinstance(message, (expected, messages.Error)):

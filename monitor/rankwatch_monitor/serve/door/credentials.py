@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +12,7 @@ from rankwatch.errors import ConnectionFileError
 from rankwatch.shared.link import connection as connections
 from rankwatch.shared.link import sockets
 from rankwatch.shared.link.connection import NO_KEYS, Connection, KeyPair
+from rankwatch.shared.system.private import OPEN, NotPrivateError
 from rankwatch.shared.types import messages
 
 from ...decide.keys.keyring import MAX_JOBS, Keyring
@@ -97,7 +99,9 @@ class Credentials:
         """Removes the files if they were published, unless another collector has put its own in their place."""
         if self._written:
             with suppress(OSError, UnicodeDecodeError):
-                if self._path.read_text(encoding="utf-8") == self._written:
+                with open(os.open(self._path, os.O_RDONLY | OPEN), encoding="utf-8") as file:
+                    is_ours = file.read(len(self._written) + 1) == self._written
+                if is_ours:
                     self._path.unlink()
             self._key_file.remove(self.server.secret)
         self.release()
@@ -135,5 +139,7 @@ def _opened(path: Path) -> KeyFile:
         raise ConnectionFileError(
             f"connection file {path} is in use by a running collector; choose another --connection-file"
         ) from None
+    except NotPrivateError as error:
+        raise ConnectionFileError(f"{key_file} {error}") from None
     except OSError as error:
         raise connections.unwritable(key_file, error) from None

@@ -68,8 +68,6 @@ class DecoderThread:
 def decode(letter: Letter) -> tuple[messages.Message | None, str]:
     """The message, or None and why there is none."""
     try:
-        if len(letter.parts) != 1:
-            raise ProtocolError(f"a message of {len(letter.parts)} parts instead of one")
-        return wire.decode(letter.parts[0]), ""
+        return wire.decode(letter.body), ""
     except (ProtocolError, MemoryError) as error:
         return None, str(error) or "there is no memory for it"

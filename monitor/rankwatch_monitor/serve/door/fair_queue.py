@@ -20,7 +20,7 @@ MAX_WAITING = 64 * 2**20
 """Bytes of one key that wait. What is over is not taken: its peer says HELLO again, and repeats what is not on record."""
 
 OVERHEAD = 1024
-"""Bytes of a waiting item beside its parts."""
+"""Bytes of a waiting item, and again of its message, beside those of the message."""
 
 CONTEST = 10.0
 """Seconds for which a key counts as present after its last message. A key that is alone may use the whole loop."""
@@ -86,7 +86,7 @@ class Turns:
         own = self._keys[item.key] if isinstance(item, Letter) else self._by_peer[item.peer]
         if isinstance(item, Letter):
             is_deaf = item.peer in own.deaf
-            if own.size > MAX_WAITING or (is_deaf and not wire.is_hello(item.parts[0])):
+            if own.size > MAX_WAITING or (is_deaf and not wire.is_hello(item.body)):
                 own.deaf.add(item.peer)
                 return is_deaf
             own.deaf.discard(item.peer)
@@ -144,9 +144,9 @@ class Turns:
 
 def is_long(letter: Letter) -> bool:
     """Whether another thread is to decode it. In FINGERPRINTS, a few bytes may stand for half a million ranks."""
-    body = letter.parts[0]
+    body = letter.body
     return (len(body) > LONG and not wire.is_columns(body)) or wire.is_fingerprints(body)
 
 
 def _size(item: Item) -> int:
-    return OVERHEAD + sum(OVERHEAD + len(part) for part in item.parts) if isinstance(item, Letter) else OVERHEAD
+    return 2 * OVERHEAD + len(item.body) if isinstance(item, Letter) else OVERHEAD

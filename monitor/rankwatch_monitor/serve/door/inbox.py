@@ -1,4 +1,8 @@
-"""What a ROUTER receives: messages with their senders, and the ends of connections."""
+"""What a ROUTER receives: messages with their senders, and the ends of connections.
+
+A message has one part. A peer that sends another part is deaf from then on, until its connection ends: what it sends is dropped.
+A ROUTER hands over the next message when all parts of this one were taken, so they are dropped a few at a time.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +19,27 @@ LOOK_AROUND = 0.002
 received, however long that takes, as long as other connections have more."""
 
 
+DROPPED_AT_ONCE = 256
+"""Parts that are dropped, in less than a millisecond, before the clock is looked at."""
+
+
 class Letter(NamedTuple):
-    """A message's parts, the peer it came from, and that peer's public key."""
+    """A message, the peer it came from, and that peer's public key."""
 
     peer: bytes
     key: str
-    parts: list[memoryview]
+    body: memoryview
+
+
+class Parted(NamedTuple):
+    """A message of this peer had several parts: nothing more is taken of it."""
+
+    peer: bytes
+    key: str
+
+
+class Dropped(NamedTuple):
+    """Something of a deaf peer was dropped."""
 
 
 class Ended(NamedTuple):
@@ -30,6 +49,7 @@ class Ended(NamedTuple):
 
 
 Item: TypeAlias = Letter | Ended
+Found: TypeAlias = Item | Parted | Dropped
 
 
 class Inbox:
@@ -46,14 +66,20 @@ class Inbox:
         self._gone: deque[int] = deque()
         """Descriptors whose connections have ended. What their peers had sent is in the socket by then, and comes first."""
         self._ends: deque[Ended] = deque()
-        self._put_back: Letter | None = None
+        self._put_back: Found | None = None
+        self._deaf: set[bytes] = set()
+        self._has_more = False
+        """Whether parts of the last message are still in the socket, to be dropped."""
         self._looked_at = 0.0
 
-    def take(self) -> Item | None:
+    def take(self) -> Found | None:
         """The next item; None when there is none. A peer's messages come before the end of its connection."""
-        if (letter := self._put_back) is not None:
+        if (found := self._put_back) is not None:
             self._put_back = None
-            return letter
+            return found
+        if self._has_more:
+            self._drop_parts()
+            return Dropped()
         if (now := time.monotonic()) - self._looked_at > LOOK_AROUND:
             self._looked_at = now
             self._socket.getsockopt(zmq.EVENTS)
@@ -62,22 +88,33 @@ class Inbox:
         except zmq.Again:
             return self._next_end()
         part = self._socket.recv(copy=False)  # a ROUTER puts the peer before each message, which has at least one part
-        parts = [part.buffer]
-        while part.more:
-            part = self._socket.recv(copy=False)
-            parts.append(part.buffer)
+        self._has_more = part.more
+        if peer in self._deaf:
+            return Dropped()
         key = self._keys.get(peer)
         # A name that the ROUTER gave begins with a 0 and is never given again. Any other name was chosen by a peer, and
         # another peer may choose the same one: there the key is asked for again.
         if key is not None and peer[:1] == b"\0":
-            return Letter(peer, key, parts)
-        return self._meet(Letter(peer, _key_of(part), parts), part)
+            return self._hear(peer, key, part)
+        return self._meet(self._hear(peer, _key_of(part), part), part)
+
+    def _hear(self, peer: bytes, key: str, part: zmq.Frame) -> Letter | Parted:
+        if not part.more:
+            return Letter(peer, key, part.buffer)
+        self._deaf.add(peer)
+        return Parted(peer, key)
+
+    def _drop_parts(self) -> None:
+        for _ in range(DROPPED_AT_ONCE):
+            self._has_more = self._socket.recv(copy=False).more
+            if not self._has_more:
+                return
 
     def close(self) -> None:
         self._socket.disable_monitor()
         self._monitor.close(0)
 
-    def _meet(self, letter: Letter, part: zmq.Frame) -> Item:
+    def _meet(self, letter: Letter | Parted, part: zmq.Frame) -> Found:
         # libzmq calls SRCFD deprecated, but only it tells which connection a peer has.
         descriptor = int(part.get(zmq.SRCFD))
         before = self._peers.get(descriptor, letter.peer)
@@ -87,6 +124,7 @@ class Inbox:
             return letter
         self._reused[descriptor] += 1
         self._keys.pop(before, None)
+        self._deaf.discard(before)
         self._put_back = letter
         return Ended(before)
 
@@ -114,6 +152,7 @@ class Inbox:
             elif descriptor in self._peers:
                 peer = self._peers.pop(descriptor)
                 self._keys.pop(peer, None)
+                self._deaf.discard(peer)
                 self._ends.append(Ended(peer))
         return self._ends.popleft() if self._ends else None
 

@@ -6,9 +6,10 @@ import errno
 import fcntl
 import logging
 import os
-import stat
 from contextlib import suppress
 from pathlib import Path
+
+from rankwatch.shared.system.private import OPEN, check_private
 
 log = logging.getLogger(__name__)
 
@@ -23,16 +24,17 @@ class KeyFile:
 
     Raises:
         BlockingIOError: another collector has locked it.
-        OSError: it cannot be made or opened, or others can, who may have laid it there.
+        OSError: it cannot be made or opened.
+        NotPrivateError: others can use it, who may have laid it there.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._descriptor = -1
         while self._descriptor < 0:
-            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | OPEN, 0o600)
             try:
-                _check_private(self._descriptor, path)
+                check_private(self._descriptor, path)
                 _lock(self._descriptor, path)
             except BaseException:
                 self.close()
@@ -86,13 +88,6 @@ class KeyFile:
         while text:
             written = os.pwrite(self._descriptor, text, at)
             text, at = text[written:], at + written
-
-
-def _check_private(descriptor: int, path: Path) -> None:
-    if (mode := stat.S_IMODE(os.fstat(descriptor).st_mode)) & 0o077:
-        raise PermissionError(
-            errno.EACCES, f"it has mode {mode:04o}, and others can use the keys in it: chmod 600 it", str(path)
-        )
 
 
 def _lock(descriptor: int, path: Path) -> None:

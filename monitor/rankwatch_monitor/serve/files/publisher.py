@@ -12,6 +12,7 @@ from ...decide.core.effects import Publish
 from ...decide.core.gaps import Gap, joined
 from ...decide.core.report import Report
 from .run_folder import RunsFolder
+from .unwritten import FileWrite
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ class Publisher:
     def __init__(
         self,
         runs: RunsFolder,
-        write: Callable[[str, Callable[[], None]], None],
+        write: Callable[[str, FileWrite], None],
         show: Callable[[Report, bool], None],
         unstored: Callable[[str, bool], Sequence[Gap]],
     ) -> None:
@@ -46,7 +47,8 @@ class Publisher:
         report = replace(report, report=self._runs.locate(report.report))
         self._number += 1
         self._waiting[self._number] = time.monotonic(), report
-        self._write(report.report.run, partial(self._complete, self._number, report))
+        complete = partial(self._complete, self._number, report)
+        self._write(report.report.run, FileWrite(complete, partial(complete, is_recorded=False)))
 
     def show_late(self, after: float = SOON) -> None:
         """Shows the reports that have waited for so many seconds, as they are."""
@@ -54,8 +56,8 @@ class Publisher:
             if time.monotonic() - since >= after and self._waiting.pop(number, None) is not None:
                 self._show(self._with_gaps(published.report, late=True), published.news)
 
-    def _complete(self, number: int, published: Publish) -> None:
-        report = self._runs.publish(self._with_gaps(published.report))
+    def _complete(self, number: int, published: Publish, *, is_recorded: bool = True) -> None:
+        report = self._runs.publish(self._with_gaps(published.report), is_recorded=is_recorded)
         if self._waiting.pop(number, None) is not None:
             self._show(report, published.news)
 

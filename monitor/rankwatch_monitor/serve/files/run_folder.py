@@ -149,9 +149,12 @@ class RunsFolder:
         """The report with the run's folder."""
         return replace(report, folder=printable(str(self.path / report.run)))
 
-    def publish(self, report: Report) -> Report:
-        """Writes ``report.txt`` and ``report.json``, and returns the report with what its record knows beside the facts."""
-        report = self._searched(report)
+    def publish(self, report: Report, *, is_recorded: bool = True) -> Report:
+        """Writes ``report.txt`` and ``report.json``, and returns the report with what its record knows beside the facts.
+
+        ``is_recorded``: whether the record can be asked. One that another process holds would keep the writer waiting.
+        """
+        report = self._searched(report) if is_recorded else report
         _try(self._put, report.run, "report.txt", texts.render(report))
         _try(self._put, report.run, "report.json", json.render(report))
         return report

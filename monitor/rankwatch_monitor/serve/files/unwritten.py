@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from rankwatch.shared.types import messages
 
@@ -19,6 +20,17 @@ from ...record.disk import OURS
 
 FIRST_RETRY, LAST_RETRY = 0.25, 5.0
 """Seconds from a failure to the next try; each time twice as long."""
+
+
+class FileWrite(NamedTuple):
+    """Writes a file beside the record, once all before it is recorded.
+
+    ``without_record``: done once while another process has locked the record, whom nobody knows how long to wait for.
+    """
+
+    do: Callable[[], None]
+    without_record: Callable[[], None] = lambda: None
+
 
 MAX_ACTIONS = 1000
 """Files of one run, such as traces, that wait for its record."""
@@ -45,7 +57,7 @@ class Held:
     size: int = 0
     bulk: int = 0
     shown: Show | None = None
-    actions: list[Callable[[], None]] = field(default_factory=list)
+    actions: list[FileWrite] = field(default_factory=list)
     taken: list[Entry] = field(default_factory=list)
     """The entries of the transaction under way."""
     why: str = ""

@@ -22,12 +22,12 @@ from ...decide.core.effects import Show
 from ...decide.core.gaps import END, Gap
 from ...decide.core.journal import NO_RANK, Entry, Opened, Trained
 from ...decide.keys.keyring import ANY_JOB
-from ...record.disk import LOSES_ALL, OURS, SILENT, describe_failure
+from ...record.disk import LOCKED, LOSES_ALL, OURS, SILENT, describe_failure
 from ...record.schema import FILE, RecordGone, StoreError
 from ...record.store import Limits, Store
 from ..niceness import RECORDING, yield_to_others
 from .disk_budget import DiskBudgets
-from .unwritten import MAX_ACTIONS, Held
+from .unwritten import MAX_ACTIONS, FileWrite, Held
 
 log = logging.getLogger(__name__)
 
@@ -139,8 +139,8 @@ class RecordWriter:
             self._held(shown.run).shown = shown
             self._changed.notify()
 
-    def do(self, run: str, action: Callable[[], None]) -> None:
-        """Queues ``action``, which writes another file of the run, after the entries before it."""
+    def do(self, run: str, action: FileWrite) -> None:
+        """Queues what writes another file of the run, after the entries before it."""
         with self._changed:
             held = self._held(run)
             if len(held.actions) < MAX_ACTIONS:
@@ -255,11 +255,11 @@ class RecordWriter:
                 self._give_up(held, why)
             else:
                 held.fail(why, now)
-                held.actions[:0] = actions
-                actions = []
+                held.actions[:0] = [FileWrite(action.do, _nothing) if why == LOCKED else action for action in actions]
+                actions = actions if why == LOCKED else []
         for action in actions:
             try:
-                action()
+                (action.without_record if why == LOCKED else action.do)()
             except Exception:
                 log.exception("an error of ours while a file was written; the collector goes on")
         with self._changed:
@@ -385,6 +385,10 @@ class RecordWriter:
         if held.run not in self._overflowing and not held.is_recordless:
             self._overflowing.add(held.run)
             log.error("%s: batches of run %s are missing in its record", held.why or TOO_SLOW, held.run)
+
+
+def _nothing() -> None:
+    """Has been done."""
 
 
 def _close(store: Store) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 import json
 import logging
 import threading
-import time
-from collections import Counter
-from typing import Any
+from collections import Counter, OrderedDict, deque
+from typing import Any, TypeAlias
 
+from rankwatch.shared.bounded import BoundedDict
 from rankwatch.shared.printable import one_line, printable
 
 from ...decide.core.effects import Alert, Trouble
@@ -34,17 +34,36 @@ LONGEST = 2000
 MOST_ALERTS = 10
 """Of one kind and one run: a rank may stall and go on again and again."""
 
+MOST_WAITING = 16
+"""Events of one job that wait for the command. Of more, the last one that waits says how many there were."""
+
+LAST_EVENTS = 4
+"""Commands that are waited for at the end."""
+
+KNOWN_ALERTS = 4096
+"""Runs and kinds of alerts that are counted; those that are older begin anew."""
+
 VERDICT = "verdict"
+
+Event: TypeAlias = tuple[str, Report, str, Outcome | None]
 
 
 class Notifier:
-    """Runs ``command`` by the shell, once for each event, in a thread of its own: no abort waits for it. Empty: no command."""
+    """Runs ``command`` by the shell, once for each event, one after the other, in a thread of its own: no abort waits for it.
+
+    Jobs take turns, so that one whose runs all fail holds up no other one. Empty: no command.
+    """
 
     def __init__(self, command: str) -> None:
         self._command = command
-        self._threads: list[threading.Thread] = []
         self._programs = Programs()
-        self._alerts: Counter[tuple[str, str]] = Counter()
+        self._alerts = BoundedDict[tuple[str, str], int](KNOWN_ALERTS)
+        self._changed = threading.Condition()
+        self._waiting: OrderedDict[str, deque[Event]] = OrderedDict()
+        """By job."""
+        self._untold: Counter[str] = Counter()
+        self._is_closing = False
+        self._thread: threading.Thread | None = None
 
     def tell(self, report: Report) -> None:
         """The end of a run is known. Of one that finished well, nothing is told."""
@@ -55,47 +74,88 @@ class Notifier:
     def alert(self, alert: Alert) -> None:
         """There is trouble in a run that goes on."""
         run, kind = alert.report.run, alert.trouble.value
-        self._alerts[run, kind] += 1
-        if (count := self._alerts[run, kind]) <= MOST_ALERTS:
+        self._alerts[run, kind] = count = self._alerts.get((run, kind), 0) + 1
+        if count <= MOST_ALERTS:
             self._start(kind, alert.report, alert.text, None)
         elif self._command and count == MOST_ALERTS + 1:
             log.warning("the command of --on-verdict is told of no more than %d %s events of run %s", MOST_ALERTS, kind, run)
 
     def close(self) -> None:
-        """Waits for the commands that still run, until ``stop``."""
-        began = time.monotonic()
-        self._join(began + PATIENCE)
-        if any(thread.is_alive() for thread in self._threads):
-            log.info("waiting for the command of --on-verdict, for at most %g s; Ctrl-C ends it", LIMIT)
-        self._join(began + LIMIT + 1.0)
+        """Waits for the command, until ``stop``: for the one that runs, and for a few that wait."""
+        with self._changed:
+            self._is_closing = True
+            limit = LIMIT * min(LAST_EVENTS, 1 + self._count())
+            self._changed.notify()
+        if self._thread is None:
+            return
+        self._thread.join(PATIENCE)
+        if self._thread.is_alive():
+            log.info("waiting for the command of --on-verdict, for at most %g s; Ctrl-C ends it", limit)
+            self._thread.join(limit + 1.0)
+        with self._changed:
+            if left := self._count():
+                log.error("the command of --on-verdict was not told of %d events: there was no more time", left)
 
     def stop(self) -> None:
         """Ends the commands that still run, with all that they have started, and starts no other. For a signal's handler, too."""
         self._programs.stop()
 
-    def _join(self, until: float) -> None:
-        for thread in self._threads:
-            thread.join(max(0.0, until - time.monotonic()))
-
     def _start(self, *event: Any) -> None:
-        if self._command and not self._programs.is_stopped:
-            thread = threading.Thread(target=self._run, args=event, name="rankwatch-notifier", daemon=True)
-            self._threads.append(thread)
-            thread.start()
+        if not self._command or self._programs.is_stopped:
+            return
+        job = event[1].job
+        with self._changed:
+            waiting = self._waiting.setdefault(job, deque())
+            if len(waiting) >= MOST_WAITING:
+                self._untold[job] += 1
+                return
+            waiting.append(event)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name="rankwatch-notifier", daemon=True)
+                self._thread.start()
+            self._changed.notify()
 
-    def _run(self, event: str, report: Report, text: str, outcome: Outcome | None) -> None:
+    def _count(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def _work(self) -> None:
+        while (due := self._next()) is not None:
+            self._run(*due)
+
+    def _next(self) -> tuple[str, Report, str, Outcome | None, int] | None:
+        """Waits for the first event of the next job, and counts those that are told with it alone; None: no more come."""
+        with self._changed:
+            while not self._waiting and not self._is_closing:
+                self._changed.wait()
+            if not self._waiting or self._programs.is_stopped:
+                self._waiting.clear()
+                return None
+            job, waiting = next(iter(self._waiting.items()))
+            event = waiting.popleft()
+            if waiting:
+                self._waiting.move_to_end(job)
+                return *event, 0
+            del self._waiting[job]
+            return *event, self._untold.pop(job, 0)
+
+    def _run(self, event: str, report: Report, text: str, outcome: Outcome | None, untold: int) -> None:
+        more = f"; and {untold} more of job {report.job}" if untold else ""
+        if untold:
+            log.warning(
+                "the command of --on-verdict is told of %d more events of job %s by their number", untold, report.job
+            )
         run = report.run
         verdict = report.skipped[-1].verdict if event == Trouble.SKIP and report.skipped else report.verdict
         told = {
             "RANKWATCH_EVENT": event,
-            "RANKWATCH_TEXT": one_line(text)[:LONGEST],
+            "RANKWATCH_TEXT": one_line(text)[:LONGEST] + more,
             "RANKWATCH_RUN": run,
             "RANKWATCH_OUTCOME": "" if outcome is None else outcome.value,
             "RANKWATCH_CAUSE": verdict.cause.value if verdict is not None else "",
             "RANKWATCH_RUN_DIR": report.folder,
             **variables(next_action(report)),
         }
-        body = {"event": event, "text": text, **as_json.to_dict(report), "outcome": outcome}
+        body = {"event": event, "text": text + more, **as_json.to_dict(report), "outcome": outcome}
         ended = self._programs.run(self._command, told, LIMIT, given=json.dumps(body, allow_nan=False))
         if ended.error:
             log.error("cannot run the command of --on-verdict for run %s: %s", run, ended.error)

@@ -45,6 +45,9 @@ RankRange: TypeAlias = tuple[int, int]
 CACHED_RUNS = 64
 """Runs whose replay and grid are held in memory."""
 
+LONGEST_NAME = 255
+"""Letters of an unknown name that are repeated: no file has a longer one."""
+
 MAX_EVENTS = 2000
 """Events in a view, the last ones."""
 
@@ -104,13 +107,20 @@ class Pages:
     def run(self, name: str) -> RunPages:
         with self._lock:
             if name not in self._runs:
-                if name in ("", ".", "..") or "/" in name or not (self._folder / name / FILE).is_file():
-                    raise LookupError(f"there is no run {name} here")
+                if name in ("", ".", "..") or "/" in name or not _is_file(self._folder / name / FILE):
+                    raise LookupError(f"there is no run {name[:LONGEST_NAME]} here")
                 self._runs[name] = RunPages(self._folder / name)
             self._runs.move_to_end(name)
             if len(self._runs) > CACHED_RUNS:
                 self._runs.popitem(last=False)
             return self._runs[name]
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # no file system has names of 5,000 letters, or with a null in them
+        return False
 
 
 class RunPages:

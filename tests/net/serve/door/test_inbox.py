@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import zmq
 
-from rankwatch_monitor.serve.door.inbox import Ended, Inbox, Item, Letter
+from rankwatch.shared.link import sockets
+from rankwatch.shared.link.connection import KeyPair
+from rankwatch_monitor.serve.door.inbox import DROPPED_AT_ONCE, Dropped, Ended, Found, Inbox, Letter, Parted
 
 SOON = 10_000
 
 
 class Door:
-    """A ROUTER; ``blinks``: how often a look into it finds nothing, although there is something."""
+    """A ROUTER; ``blinks``: how often a look into it finds nothing, although there is something; ``looks``: all looks."""
 
     def __init__(self, router: zmq.Socket[bytes]) -> None:
         self.router = router
         self.blinks = 0
+        self.looks = 0
 
     def recv(self, *args: Any, **named: Any) -> Any:
+        self.looks += 1
         if self.blinks:
             self.blinks -= 1
             raise zmq.Again
@@ -53,7 +58,7 @@ class Hall:
     def await_message(self) -> None:
         assert self.door.router.poll(SOON)
 
-    def all(self) -> list[Item]:
+    def all(self) -> list[Found]:
         items = []
         while (item := self.inbox.take()) is not None:
             items.append(item)
@@ -94,3 +99,77 @@ def test_the_end_of_a_visitor_who_came_after_one_that_was_in_between_two_looks(h
     assert isinstance(heard, Letter)
     hall.leave(second)
     assert hall.all() == [Ended(heard.peer)]
+
+
+def test_an_end_that_is_known_late_is_not_that_of_the_next_one_with_its_descriptor(hall: Hall) -> None:
+    """The kernel gives a descriptor again when it likes to: so the inbox is told of it, and of the ends."""
+    part: Any = SimpleNamespace(get=lambda option: 99)
+    inbox, first, second = hall.inbox, Letter(b"first", "", memoryview(b"")), Letter(b"second", "", memoryview(b""))
+    assert inbox._meet(first, part) == first
+    assert inbox._meet(second, part) == Ended(b"first")
+    assert inbox.take() == second
+    inbox._gone.append(99)
+    assert inbox.take() is None
+    inbox._gone.append(99)
+    assert inbox.take() == Ended(b"second")
+
+
+def test_a_name_that_peers_chose_is_not_taken_for_a_key(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    """The second of two peers of one name comes before the end of the first one is known."""
+    server, first, second = (sockets.new_key_pair() for _ in range(3))
+    authenticator = sockets.authenticator(context, lambda key: True)
+    router, address = sockets.router(context, "tcp://127.0.0.1:0", server)
+    inbox = Inbox(router)
+
+    def say(keys: KeyPair) -> zmq.Socket[bytes]:
+        """Again until it is heard: a ROUTER ignores who takes a name that it does not know to be free."""
+        while True:
+            peer = context.socket(zmq.DEALER)
+            peer.curve_serverkey = server.public.encode()
+            peer.curve_publickey, peer.curve_secretkey = keys.public.encode(), keys.secret.encode()
+            peer.setsockopt(zmq.ROUTING_ID, b"a name")
+            peer.setsockopt(zmq.LINGER, 0)
+            peer.connect(address)
+            peer.send(b"hello")
+            if router.poll(500):
+                return peer
+            peer.close(0)
+
+    try:
+        peer, heard = say(first), inbox.take()
+        assert isinstance(heard, Letter)
+        assert (heard.peer, heard.key) == (b"a name", first.public)
+        peer.close(0)
+        assert inbox._monitor.poll(SOON)
+        say(second)
+        heard = inbox.take()
+        while isinstance(heard, Ended):  # where both have one descriptor
+            heard = inbox.take()
+        assert isinstance(heard, Letter)
+        assert (heard.peer, heard.key) == (b"a name", second.public)
+    finally:
+        inbox.close()
+        router.close(0)
+        authenticator.stop()
+
+
+def test_the_parts_of_a_message_are_dropped_a_few_at_a_time_and_nothing_more_of_its_peer_is_heard(hall: Hall) -> None:
+    peer, another = hall.visit(), hall.visit()
+    heard: list[Found] = []
+    while len(heard) < 2:
+        hall.await_message()
+        heard += hall.all()
+    peer.send_multipart([b"part"] * 10 * DROPPED_AT_ONCE)
+    peer.send(b"one part")
+    hall.await_message()
+    parted = hall.inbox.take()
+    assert isinstance(parted, Parted)
+    looks = hall.door.looks
+    found = hall.inbox.take()
+    assert (found, hall.door.looks - looks) == (Dropped(), DROPPED_AT_ONCE)
+    another.send(b"still heard")
+    while not isinstance(found, Letter):
+        if (found := hall.inbox.take()) is None:
+            hall.await_message()
+        assert not isinstance(found, (Parted, Ended))
+    assert (found.peer != parted.peer, bytes(found.body)) == (True, b"still heard")

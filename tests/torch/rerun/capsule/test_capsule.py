@@ -68,6 +68,16 @@ def test_a_tensor_file_that_is_cut_short_is_refused(tmp_path: Path, size: int) -
         read_tensors(path)
 
 
+def test_a_tensor_file_whose_rows_overlap_is_refused(tmp_path: Path) -> None:
+    """1,000 rows of one megabyte would be a gigabyte."""
+    row = {"dtype": "U8", "shape": [1 << 20], "data_offsets": [0, 1 << 20]}
+    for rows in ({str(number): row for number in range(1000)}, {"a": row, "b": row | {"data_offsets": [1, (1 << 20) + 1]}}):
+        head = json.dumps(rows).encode()
+        (tmp_path / "file").write_bytes(len(head).to_bytes(8, "little") + head + bytes((1 << 20) + 1))
+        with pytest.raises(BrokenTensorsError, match="overlaps another tensor"):
+            read_tensors(tmp_path / "file")
+
+
 def test_inputs_have_priority_over_parameters(tmp_path: Path) -> None:
     at = written(tmp_path, nn.Linear(512, 512), torch.ones(4, 512), limit=1 << 19).path
     assert at is not None

@@ -12,7 +12,7 @@ from invariants import CheckedLedger
 from rankwatch.shared.types import messages
 from rankwatch_monitor.decide.core.effects import Note, Send
 from rankwatch_monitor.decide.core.journal import JobEnded, JobInterrupted
-from rankwatch_monitor.decide.core.ledger import RankExited, Received
+from rankwatch_monitor.decide.core.ledger import KEPT_RUNS, LOOK_AFTER, RUNS_AT_ONCE, RankExited, Received, Tick
 from rankwatch_monitor.decide.core.options import Options
 from rankwatch_monitor.decide.core.report import Outcome, RankState
 from rankwatch_monitor.decide.trip.verdict import Certainty
@@ -224,6 +224,59 @@ def test_names_in_use_on_disk_are_not_used_again() -> None:
     ledger = CheckedLedger(Options(), claim=lambda name: name not in {"train-0", "train-0.2"})
     ledger.handle(Received(b"a", makers.hello()), 0.0)
     assert list(ledger.runs) == ["train-0.3"]
+
+
+def test_a_free_name_among_a_hundred_thousand_is_found_in_few_looks() -> None:
+    taken = {"train-0", *(f"train-0.{number}" for number in range(2, 100_000))}
+    looks = list[str]()
+
+    def claim(name: str) -> bool:
+        looks.append(name)
+        return name not in taken
+
+    ledger = CheckedLedger(Options(), claim=claim)
+    ledger.handle(Received(b"a", makers.hello()), 0.0)
+    (name,) = ledger.runs
+    assert name not in taken
+    assert len(looks) < 40
+    ledger.handle(Received(b"b", makers.hello(incarnation="b", start="b")), 0.0)  # the next number is known by now
+    assert len(looks) < 41
+
+
+def test_a_peer_that_says_hello_for_another_rank_leaves_the_first_one() -> None:
+    desk = connected(2)
+    desk.handle(Received(peer(0), makers.hello(0, 2, model=1)))
+    (first, _) = desk.ledger.runs.values()
+    assert [rank.connected for rank in first.ranks.values()] == [False, True]
+
+
+def test_of_many_runs_each_is_looked_at_again_only_after_a_while() -> None:
+    desk = Desk()
+    for number in range(RUNS_AT_ONCE + 6):
+        desk.handle(Received(b"%d" % number, makers.hello(start=str(number), incarnation=str(number))))
+    desk.now = 1.0
+    for at_once in (RUNS_AT_ONCE, RUNS_AT_ONCE + 6):
+        desk.handle(Tick())
+        desk.now += LOOK_AFTER
+        assert sum(run.ticked_at >= 1.0 for run in desk.ledger.runs.values()) == at_once
+    assert sum(run.ticked_at > 1.0 for run in desk.ledger.runs.values()) == 6
+
+
+def test_a_rank_beyond_its_world_is_refused_for_good() -> None:
+    desk = Desk()
+    refused = messages.Error("rank 2 does not lie in a world of 2", "stop")
+    assert desk.answers(Received(b"a", makers.hello(2, 2))) == [refused]
+    assert not desk.ledger.runs
+
+
+def test_the_peers_of_runs_that_are_forgotten_are_forgotten_too() -> None:
+    desk = Desk()
+    for number in range(KEPT_RUNS + 10):
+        one = b"peer of %d" % number
+        desk.handle(Received(one, makers.hello(start=str(number), incarnation=str(number))))
+        desk.handle(Received(one, messages.Bye(1, "finished", "")))
+    assert len(desk.ledger.runs) == KEPT_RUNS
+    assert len(desk.ledger._peers) == KEPT_RUNS
 
 
 def test_a_rank_is_told_where_its_runs_folder_is() -> None:

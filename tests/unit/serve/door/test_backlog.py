@@ -15,7 +15,7 @@ from rankwatch_monitor.serve.door.inbox import Letter
 
 
 def letter(peer: bytes, body: bytes) -> Letter:
-    return Letter(peer, "", [memoryview(body)])
+    return Letter(peer, "", memoryview(body))
 
 
 @given(st.lists(st.sampled_from([b"a", b"b", b"c"]) | st.none() | st.booleans(), max_size=60))
@@ -34,12 +34,12 @@ def test_each_peers_batches_come_in_order_and_the_peers_take_turns(steps: list[b
         elif step is None:
             peer, bodies = next(iter(waiting.items()))
             taken = backlog.next()
-            assert (taken.peer, bytes(taken.parts[0])) == (peer, bodies.pop(0))
+            assert (taken.peer, bytes(taken.body)) == (peer, bodies.pop(0))
             del waiting[peer]
             waiting.update({peer: bodies} if bodies else {})
         else:
             peer = min(waiting) if step else max(waiting)
-            assert [bytes(one.parts[0]) for one in backlog.take(peer)] == waiting.pop(peer)
+            assert [bytes(one.body) for one in backlog.take(peer)] == waiting.pop(peer)
         assert backlog.size == sum(len(body) for bodies in waiting.values() for body in bodies)
         assert all((peer in backlog) == (peer in waiting) for peer in (b"a", b"b", b"c"))
 

@@ -12,6 +12,7 @@ import pytest
 from rankwatch.errors import ConnectionFileError
 from rankwatch.shared.link.connection import KeyPair
 from rankwatch.shared.types import messages
+from rankwatch_monitor.serve.door import key_file
 from rankwatch_monitor.serve.door.credentials import Credentials
 
 
@@ -77,21 +78,63 @@ def test_a_file_that_another_collector_put_in_place_stays(tmp_path: Path) -> Non
 
 
 def test_no_secret_is_written_into_a_file_that_somebody_else_laid_there(tmp_path: Path) -> None:
-    key_file = tmp_path / "connection.json.server-key"
-    key_file.touch()
-    key_file.chmod(0o666)
-    with pytest.raises(ConnectionFileError, match="mode 0666, and others can use the keys in it: chmod 600 it"):
+    planted = tmp_path / "connection.json.server-key"
+    planted.touch()
+    planted.chmod(0o666)
+    with pytest.raises(ConnectionFileError, match="server-key has mode 0666: others can read the keys in it; chmod 600 it"):
         published(tmp_path)
-    assert key_file.read_text() == ""
-    key_file.rename(tmp_path / "another")
+    assert planted.read_text() == ""
+    planted.rename(tmp_path / "another")
     (tmp_path / "another").write_text("a file of ours")
     (tmp_path / "another").chmod(0o600)
-    key_file.symlink_to(tmp_path / "another")
+    planted.symlink_to(tmp_path / "another")
     with pytest.raises(ConnectionFileError, match=r"cannot write .*server-key"):
         published(tmp_path)
     assert (tmp_path / "another").read_text() == "a file of ours"
-    key_file.unlink()
+    planted.unlink()
     published(tmp_path).withdraw()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a file to another user")
+@pytest.mark.parametrize("planted", ["connection.json", "connection.json.server-key"])
+def test_keys_that_another_user_planted_are_not_taken_over(tmp_path: Path, planted: str) -> None:
+    published(tmp_path).release()
+    os.chown(tmp_path / planted, 65534, 65534)
+    before = {path: path.read_text() for path in tmp_path.iterdir()}
+    with pytest.raises(ConnectionFileError, match=rf"{planted} belongs to user 65534, and this process to user 0"):
+        Credentials(tmp_path / "connection.json", insecure=False)
+    assert {path: path.read_text() for path in tmp_path.iterdir()} == before
+
+
+def test_a_fifo_in_the_place_of_either_file_holds_no_collector_up(tmp_path: Path) -> None:
+    for name in ("connection.json", "connection.json.server-key"):
+        os.mkfifo(tmp_path / name, 0o600)
+        with pytest.raises(ConnectionFileError, match=f"{name} is no regular file"):
+            Credentials(tmp_path / "connection.json", insecure=False)
+        (tmp_path / name).unlink()
+    keys = published(tmp_path)
+    (tmp_path / "connection.json").unlink()
+    os.mkfifo(tmp_path / "connection.json", 0o600)
+    keys.withdraw()
+
+
+def test_a_key_file_that_its_holder_removes_before_it_lets_go_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, lock = tmp_path / "keys", key_file._lock
+    left = ["the holder"]
+
+    def removed_meanwhile(descriptor: int, at: Path) -> None:
+        if left:
+            left.pop()
+            at.unlink()
+        lock(descriptor, at)
+
+    monkeypatch.setattr(key_file, "_lock", removed_meanwhile)
+    ours = key_file.KeyFile(path)
+    ours.write(["secret"])
+    assert path.read_text() == "secret\n"
+    ours.close()
 
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])

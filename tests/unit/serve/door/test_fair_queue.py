@@ -25,7 +25,7 @@ SPEC = makers.frame().spec
 
 
 def letter(peer: bytes, key: str = "a", body: bytes = BEAT) -> Letter:
-    return Letter(peer, key, [memoryview(body)])
+    return Letter(peer, key, memoryview(body))
 
 
 def contested(*keys: str) -> Turns:
@@ -180,5 +180,4 @@ def test_a_fingerprint_table_is_decoded_beside_the_loop_however_short_it_is() ->
 
 def test_what_cannot_be_decoded_says_why() -> None:
     assert decode(letter(b"x")) == (wire.decode(BEAT), "")
-    assert decode(Letter(b"x", "", [memoryview(b"x")] * 2)) == (None, "a message of 2 parts instead of one")
     assert decode(letter(b"x", body=b"\x93\xa5TABLE" + bytes(40_000)))[0] is None

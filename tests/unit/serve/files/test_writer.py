@@ -6,9 +6,11 @@ import itertools
 import math
 import os
 import shutil
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeAlias
@@ -31,6 +33,7 @@ from rankwatch_monitor.record.store import Limits, Store
 from rankwatch_monitor.serve.files import unwritten as held
 from rankwatch_monitor.serve.files import writer as recorders
 from rankwatch_monitor.serve.files.run_folder import RunsFolder
+from rankwatch_monitor.serve.files.unwritten import FileWrite
 from rankwatch_monitor.serve.files.writer import RecordWriter
 from rankwatch_monitor.views import runs
 
@@ -361,12 +364,30 @@ def test_other_files_are_written_after_the_entries_before_them_even_if_one_fails
     seen: list[list[int]] = []
     done = threading.Event()
     bench.recorder.append("train-0", [OPENED, *trained(0)])
-    bench.recorder.do("train-0", lambda: seen.append(bench.recorded()))
-    bench.recorder.do("train-0", lambda: seen.append([1 // 0]))
-    bench.recorder.do("train-0", done.set)
+    bench.recorder.do("train-0", FileWrite(lambda: seen.append(bench.recorded())))
+    bench.recorder.do("train-0", FileWrite(lambda: seen.append([1 // 0])))
+    bench.recorder.do("train-0", FileWrite(done.set))
     assert done.wait(SOON)
     assert seen == [[0]]
     assert "an error of ours while a file was written; the collector goes on" in caplog.text
+
+
+def test_beside_a_record_that_another_process_has_locked_reports_are_written_all_the_same(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "WRITER_TIMEOUT", 0.05)
+    bench.recorder.append("train-0", [OPENED, *trained(0)])
+    until(lambda: bench.seqs)
+    with closing(sqlite3.connect(bench.folder / "train-0" / FILE, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        early, late = list[None](), threading.Event()
+        bench.recorder.append("train-0", [*trained(1), BYE])
+        bench.recorder.do("train-0", FileWrite(late.set, lambda: early.append(None)))
+        until(lambda: early)
+        assert not late.is_set()
+        other.execute("ROLLBACK")
+    assert late.wait(SOON)
+    assert (bench.recorded(), early) == ([0, 1], [None])
 
 
 def test_closing_writes_the_queued_entries(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,3 +121,38 @@ def test_the_one_at_the_terminal_is_told_what_is_waited_for(
     until(lambda: caplog.messages == ["waiting for the command of --on-verdict, for at most 30 s; Ctrl-C ends it"])
     (tmp_path / "go").touch()
     closing.join()
+
+
+def test_of_hundreds_of_failed_runs_one_command_runs_at_a_time_and_the_last_one_says_how_many_there_were(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = Notifier(
+        f"echo $$ >> {tmp_path}/begun; until [ -e {tmp_path}/go ]; do sleep 0.01; done; echo $RANKWATCH_TEXT >> {tmp_path}/told"
+    )
+    one.tell(LOST)
+    until((tmp_path / "begun").exists)
+    for number in range(400):
+        one.tell(replace(LOST, run=f"train-{number}", reason=f"of {number}"))
+    one.tell(replace(LOST, run="other-0", job="other", reason="of another job"))
+    assert len((tmp_path / "begun").read_text().split()) == 1
+    (tmp_path / "go").touch()
+    one.close()
+    told = (tmp_path / "told").read_text().splitlines()
+    waited = [f"lost: of {number}" for number in range(notifier.MOST_WAITING)]
+    waited[-1] += "; and 384 more of job train"
+    assert told == ["lost: rank 1 went silent", waited[0], "lost: of another job", *waited[1:]]
+    assert caplog.messages == ["the command of --on-verdict is told of 384 more events of job train by their number"]
+
+
+def test_at_the_end_a_few_commands_are_waited_for_and_the_rest_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(notifier, "LIMIT", 0.1)
+    one = Notifier("sleep 600")
+    for _ in range(notifier.MOST_WAITING):
+        one.tell(LOST)
+    monkeypatch.setattr(notifier, "LAST_EVENTS", -9)
+    one.close()
+    assert caplog.messages[-1].startswith("the command of --on-verdict was not told of ")
+    assert caplog.messages[-1].endswith(" events: there was no more time")
+    one.stop()

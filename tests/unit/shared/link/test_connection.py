@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rankwatch.errors import ConnectionFileError
-from rankwatch.shared.link.connection import FORMAT, Connection, read, render, write
+from rankwatch.shared.link.connection import FORMAT, Connection, OthersFileError, read, render, write
 
 KEY = "k" * 40
 CONNECTION = Connection("tcp://127.0.0.1:27077", KEY, KEY, KEY, "train")
@@ -55,6 +55,27 @@ def test_readable_by_others(path: Path, mode: int) -> None:
     path.chmod(mode)
     with pytest.raises(ConnectionFileError, match=f"has mode {mode:04o}.*chmod 600"):
         read(path)
+
+
+def test_a_fifo_makes_nobody_wait(path: Path) -> None:
+    os.mkfifo(path, 0o600)
+    with pytest.raises(ConnectionFileError, match="is no regular file"):
+        read(path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
+def test_another_users_file_is_told_from_other_faults(path: Path) -> None:
+    write(CONNECTION, path)
+    os.chown(path, 65534, 65534)
+    with pytest.raises(OthersFileError, match="belongs to user 65534"):
+        read(path)
+    os.chown(path, 0, 0)
+    os.seteuid(65534)
+    try:
+        with pytest.raises(OthersFileError, match="Permission denied"):
+            read(path)
+    finally:
+        os.seteuid(0)
 
 
 def _body(**changes: Any) -> str:

@@ -421,3 +421,14 @@ def test_the_meshes_of_a_fingerprint_table_are_bounded_in_all() -> None:
     assert wire.decode(wire.encode(messages.Fingerprints(fits))) == messages.Fingerprints(fits)
     with pytest.raises(ProtocolError, match="ranks in all"):
         wire.decode(wire.encode(messages.Fingerprints(FingerprintTable((), (everywhere,) * 9))))
+
+
+def test_arrays_of_a_long_message_lie_no_deeper_than_the_limit() -> None:
+    long = b"x" * wire.PART_BYTES  # short parts are unpacked at once
+    nested: list[Any] = [long]
+    for _ in range(wire.MAX_DEPTH + 5):
+        nested = [long, nested]
+    unpacked, depth = wire._unpack(msgpack.packb(["FUTURE", nested])), 0
+    while isinstance(unpacked, list):
+        unpacked, depth = unpacked[-1], depth + 1
+    assert (unpacked, depth) == (wire._UNREAD, wire.MAX_DEPTH)
