@@ -212,6 +212,7 @@ class Detector:
         try:
             if not self.fault:  # first, as a batch may be run again with its hooks
                 self._doors.guarded(self._batches.settle)()
+                self._doors.guarded(self._settler.end_trial)()
                 self._doors.guarded(self._guard.end)()
                 self._doors.guarded(partial(self._fingerprints.flush, wait=True))()
         except TrainingAborted:

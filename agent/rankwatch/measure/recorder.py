@@ -241,6 +241,10 @@ class Recorder:
         """Has a module's weights measured anew in its next frame: they have gone bad after batch ``finite_in``."""
         self._weights.expire(named, finite_in)
 
+    def expire_all(self) -> None:
+        """Has all weights measured anew: other code has written them."""
+        self._weights.expire_all()
+
     def handed(self, calls: list[tuple[State | None, ...]], numbers: list[float] | Tensor) -> list[list[Cell]]:
         """The cells of compiled calls, by the states of their readings; see ``traced``."""
         made = [[Cell(state) for state in states] for states in calls]

@@ -50,6 +50,8 @@ class NoticeKind(enum.IntEnum):
     """A forward before any training was not finite, and no data went in: it was not judged."""
     SKIPPED_STEP = 15
     """A gradient of this rank was inf or nan, and no optimizer step followed, as one had followed upon all before."""
+    TRIAL = 16
+    """A forward was not finite with weights that no optimizer wrote, and that were taken back: a line search's, say."""
 
 
 NEVER_FINITE = "it never was finite: nobody has initialised it (torch.empty, to_empty), or a checkpoint has it so"
@@ -66,12 +68,12 @@ class Notice:
     """A notice about one reading of one rank. A later notice of the same (kind, module, label) replaces the earlier one.
 
     ``value`` is the abs max in batch ``batch``; for ZEROS, the share of zeros (0 to 1); for BUFFER, the last finite abs max
-    that was measured; for NEVER_CHANGED and UNTIED, the optimizer step; for HARMLESS_LOSS, NO_STEP, SKIPPED and SKIPPED_STEP,
-    how many there were; for ALONE, the ranks; for STOPPED, the step after which no weight has changed. ``since`` is the batch
-    of the first such notice; for NEVER_CHANGED, that of the first look. ``growth`` is in doublings per batch; for ZEROS, share
-    per batch; for JUMP and GROWN, the doublings above the largest number of the batches before, or of the first looks. ``why``
-    says why for NO_STEP, STOPPED, PROBE, HARMLESS_LOSS and SKIPPED_STEP; an older agent has the reason of the first two in
-    ``label``.
+    that was measured; for NEVER_CHANGED and UNTIED, the optimizer step; for HARMLESS_LOSS, NO_STEP, SKIPPED, SKIPPED_STEP and
+    TRIAL, how many there were; for ALONE, the ranks; for STOPPED, the step after which no weight has changed. ``since`` is the
+    batch of the first such notice; for NEVER_CHANGED, that of the first look. ``growth`` is in doublings per batch; for ZEROS,
+    share per batch; for JUMP and GROWN, the doublings above the largest number of the batches before, or of the first looks.
+    ``why`` says why for NO_STEP, STOPPED, PROBE, HARMLESS_LOSS, SKIPPED_STEP and TRIAL; an older agent has the reason of the
+    first two in ``label``.
     """
 
     kind: NoticeKind
@@ -168,6 +170,12 @@ def describe_notice(notice: Notice) -> str:
         return (
             f"a skipped step: {where}: in batch {notice.batch} {notice.why}, and no optimizer step followed: the weights are as "
             f"before{often}"
+        )
+    if notice.kind is NoticeKind.TRIAL:
+        often = f" ({notice.value:.0f} such trials since batch {notice.since})" if notice.value > 1 else ""
+        return (
+            f"a trial: {where}: {notice.why} in or after batch {notice.batch}, with weights that code other than an optimizer "
+            f"wrote and took back, such as a step size that a line search rejects: the training went on without them{often}"
         )
     if notice.kind is NoticeKind.NO_STEP:
         return f"stands still: {notice.value:.0f} backwards since batch {notice.since}, no optimizer step: {where}"
