@@ -30,7 +30,7 @@ _Weights = list[tuple[str, str, int]]
 """Of each parameter, abs min and abs max, as text, in which an inf is like another one, and what shows that it was written."""
 
 
-class Trial(NamedTuple):
+class OnTrial(NamedTuple):
     """A trip that waits; ``weights``: those that made it."""
 
     found: FoundTrip
@@ -46,7 +46,7 @@ class Trials:
     """``current``: the trial that is not decided yet."""
 
     def __init__(self, recorder: Recorder, tape: Tape, model: Modules, steps: OptimizerSteps) -> None:
-        self.current: Trial | None = None
+        self.current: OnTrial | None = None
         self._recorder = recorder
         self._tape = tape
         self._model = model
@@ -78,9 +78,9 @@ class Trials:
         return not is_nan and any(_is_other(before, now, far) for before, now in found)
 
     def begin(self, found: FoundTrip, part: BatchPart) -> None:
-        self.current = Trial(found, part, self._now)
+        self.current = OnTrial(found, part, self._now)
 
-    def end(self) -> tuple[Trial, bool]:
+    def end(self) -> tuple[OnTrial, bool]:
         """The trial is decided; whether the weights are still those that were tried."""
         trial, self.current = self.current, None
         assert trial is not None
@@ -89,7 +89,7 @@ class Trials:
             self._recorder.expire_all()
         return trial, is_same
 
-    def notice(self, trial: Trial) -> Notice | None:
+    def notice(self, trial: OnTrial) -> Notice | None:
         """What is told of a trial that was taken back: at most once in ``REPEATED`` batches."""
         trip = trial.found.trip
         batch, spec, row = max(trip.position.batch, 0), trip.frame.spec, trip.culprit

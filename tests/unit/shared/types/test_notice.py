@@ -70,6 +70,14 @@ def test_approaching_overflow_is_the_most_urgent() -> None:
             "batch 10)",
         ),
         (
+            replace(
+                notice(NoticeKind.NO_GRADIENT, label="weight", value=57.0),
+                why="it never had a gradient, though SGD holds it: what head (Linear) is given was cut off",
+            ),
+            "no gradient: layer (Linear), weight: in 57 steps it never had a gradient, though SGD holds it: what head (Linear) "
+            "is given was cut off, by detach(), .data or NumPy; if that is meant, keep it out of the optimizer",
+        ),
+        (
             notice(NoticeKind.ZEROS, label="weight.grad", value=0.73, growth=0.1),
             "underflow: layer (Linear), weight.grad: 73% of the elements are zero in batch 12, "
             "a share that grows since batch 10",
