@@ -126,6 +126,33 @@ class Updates:
         )
         return Change.OPTIMIZER, (name, *list(found)[:MOST_FACTS])
 
+    def reach(self, value: Tensor, before: float) -> float:
+        """The most by which one step of its optimizer changes a number of a parameter whose abs max was ``before``.
+
+        -1: not known, as of an optimizer of another class, or where the gradient is gone.
+        """
+        found = next(((one, at) for one in self._last if (at := _place_of(value, one)) is not None), None)
+        if found is None:
+            return -1.0
+        optimizer, (number, group, parameter) = found
+        rates, name = self._last[optimizer].rates, type(optimizer).__name__
+        rate = rates[number] if number < len(rates) else None
+        if not isinstance(rate, float) or name not in (*_NORMED, "SGD"):
+            return -1.0
+        largest = _NORMED_STEP
+        if name == "SGD":
+            used = [parameter.grad, optimizer.state.get(parameter, {}).get("momentum_buffer")]
+            known = [one.detach().abs().max() for one in used if isinstance(one, Tensor) and one.numel()]
+            all_used = [one.grad for one in group["params"] if one.grad is not None]
+            if not known or not any(bool(one.any()) for one in [*known, *all_used]):  # zeroed since
+                return -1.0
+            largest = float(sum(known))
+        return abs(rate) * (largest + abs(float(group.get("weight_decay", 0.0))) * before)
+
+
+_NORMED, _NORMED_STEP = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax"), 10.0
+"""They divide a gradient by its own size. The largest step, in learning rates: 0.1 / sqrt(0.001) after many gradients of 0."""
+
 
 def _place_of(value: Tensor, optimizer: Optimizer) -> tuple[int, dict[str, Any], Tensor] | None:
     """The group of a parameter, with its number."""
