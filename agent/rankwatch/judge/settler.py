@@ -32,7 +32,7 @@ from .health import Health
 from .lifecycle import Life
 from .outside import Outside
 from .reporter import FoundTrip, Reporter, closeup_of
-from .steps.held import WEIGHTS_ARE_BAD, BadStep, HeldLoss, HeldLosses, harmless, harms
+from .steps.held import WEIGHTS_ARE_BAD, BadStep, HeldLoss, HeldLosses, harmless, harms, is_placeholder
 from .steps.optimizer_steps import OptimizerSteps
 from .steps.trials import Trials
 from .trip_finder import TripFinder
@@ -383,7 +383,11 @@ class Settler:
                 has_harmed = harms(held.batch, gradients_are_bad=are_bad, is_reduced=is_reduced, is_sharded=is_sharded)
                 if has_harmed and not is_skipped:
                     self._raise_held(held)
-                elif self._held.is_told(held):
+                    continue
+                if held.is_placeholder:
+                    for row in self.finder.judge.tripping(held.frame.spec, held.frame.states):
+                        self.finder.judge.forgive(held.frame.spec.module, held.frame.spec.readings[row].label)
+                if self._held.is_told(held):
                     kind = NoticeKind.SKIPPED_STEP if has_harmed else NoticeKind.HARMLESS_LOSS
                     self._reporter.on_notice(self._held.notice(held, self._why(held), kind))
         finally:
@@ -544,6 +548,11 @@ class Settler:
         if found is not None and is_trial:
             self._trials.begin(found, part)
             self._set_held()
+            return None
+        if found is not None and self._holds and part.batch.is_streamed and is_placeholder(found.trip):
+            self._held.all.append(HeldLoss(frame, part, call, self.finder.ring.copy(), is_placeholder=True))
+            self._set_held()
+            self.finder.begin_anew()
             return None
         return found
 

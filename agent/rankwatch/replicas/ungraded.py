@@ -101,7 +101,7 @@ class Ungraded:
             called = OutsideOfGraph(self._guard(lambda args, kwargs, named=named: self._see(named, args, kwargs)))
             self._handles.append(named.module.register_forward_pre_hook(called, with_kwargs=True))
         self._cuts = _Cuts(self._guard)
-        self._cuts.__enter__()
+        self._cuts.__enter__()  # type: ignore[no-untyped-call]
 
     def _see(self, named: NamedModule, args: Any, kwargs: Any) -> None:
         looks = [self._looks.get(id(value), 0) for value in named.module._parameters.values() if value is not None]
@@ -123,7 +123,9 @@ class Ungraded:
     def _tell(self, first: NamedModule, fed: NamedModule, batch: int) -> None:
         count = sum(looks >= LOOKS for looks in self._looks.values())
         name, value = next(
-            (name, value) for name, value in first.module._parameters.items() if self._looks.get(id(value), 0) >= LOOKS
+            (name, value)
+            for name, value in first.module._parameters.items()
+            if value is not None and self._looks.get(id(value), 0) >= LOOKS
         )
         also = f" (nor had {count - 1} more)" if count > 1 else ""
         module = f"{fed.names[0]} ({class_name(fed.module)})"
@@ -137,7 +139,7 @@ class Ungraded:
         self._handles.clear()
         cuts, self._cuts = self._cuts, None
         if cuts is not None:
-            cuts.__exit__(None, None, None)
+            cuts.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
 
 class _Cuts(TorchFunctionMode):

@@ -234,35 +234,35 @@ def cut(call: Callable[[Any, Tensor], Tensor]) -> Training:
     return Training(model, step)
 
 
-def rounded(self: Any, x: Tensor) -> Tensor:
+def rounded(self: Any, x: Tensor) -> Any:
     made = self.encoder(x).tanh().detach().numpy()
     return self.head(torch.from_numpy(made / (made.std() + 1e-6)))
 
 
-def in_two(self: Any, x: Tensor) -> Tensor:
+def in_two(self: Any, x: Tensor) -> Any:
     one, other = self.encoder(x).detach().chunk(2, dim=-1)
     return self.head(self.pooler(torch.cat([other.relu(), one], dim=-1)))
 
 
-def frozen(self: Any, x: Tensor) -> Tensor:
+def frozen(self: Any, x: Tensor) -> Any:
     with torch.no_grad():
         made = self.encoder(x).relu()
     return self.head(made)
 
 
-def pooled(self: Any, x: Tensor) -> Tensor:
+def pooled(self: Any, x: Tensor) -> Any:
     made = self.encoder(x).relu()
     self.norm = self.pooler(made).detach().norm()  # to be logged
     return self.head(made)
 
 
-def of_two_towers(self: Any, x: Tensor) -> Tensor:
+def of_two_towers(self: Any, x: Tensor) -> Any:
     made = self.encoder(x - x.mean())
     self.pooler(made)
     return made * self.head(x * 2)
 
 
-def straight_through(self: Any, x: Tensor) -> Tensor:
+def straight_through(self: Any, x: Tensor) -> Any:
     made = self.encoder(x)
     return self.head(made + (made.round() - made).detach())
 
