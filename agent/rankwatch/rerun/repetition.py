@@ -219,7 +219,8 @@ class Repetition(Careful):
         outputs += [value for value in written(func, args, kwargs) if not any(value is one for one in outputs)]
         self.own([value for value in outputs if not is_given(value, inputs)], [one.value for one in inputs])
         for output in outputs:
-            if not func._schema.is_mutable and is_given(output, inputs):  # a view: what reads it is told
+            is_view = getattr(func, "is_view", False) and name not in _CONSTANTS
+            if is_view and is_given(output, inputs):  # what reads it is told
                 continue
             state = state_of_tensor(output) if name not in _MAKES_GARBAGE else State.FINITE
             if state is not State.FINITE:
