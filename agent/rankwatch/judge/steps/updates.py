@@ -22,6 +22,10 @@ LOOK_EVERY = 64
 """Steps between looks at an optimizer's state: that costs a hundredth of a step."""
 
 
+SHORT = 1e-3
+"""Of the dtype's largest number. A step of SGD that changes a finite weight by no more than this makes no inf or nan of it."""
+
+
 class _Update(NamedTuple):
     """The last step of an optimizer: in which batch, and what was known as it began.
 
@@ -124,7 +128,15 @@ class Updates:
             update.rates[number] if number < len(update.rates) else None,
             lambda name: self._looks[optimizer].since(parameter, name, update.batch),
         )
-        return Change.OPTIMIZER, (name, *list(found)[:MOST_FACTS])
+        facts, reach = list(found)[:MOST_FACTS], self.reach(value, 0.0)
+        is_short = 0 <= reach < SHORT * torch.finfo(value.dtype).max
+        if (
+            type(optimizer).__name__ == "SGD"
+            and is_short
+            and abs(float(group.get("weight_decay", 0.0)) * float(update.rates[number])) < 1
+        ):
+            return Change.OTHER, (name, UpdateFact("reach", f"{reach:.3g}"))
+        return Change.OPTIMIZER, (name, *facts)
 
     def reach(self, value: Tensor, before: float) -> float:
         """The most by which one step of its optimizer changes a number of a parameter whose abs max was ``before``.
@@ -137,7 +149,8 @@ class Updates:
         optimizer, (number, group, parameter) = found
         rates, name = self._last[optimizer].rates, type(optimizer).__name__
         rate = rates[number] if number < len(rates) else None
-        if not isinstance(rate, float) or name not in (*_NORMED, "SGD"):
+        is_torchs = type(optimizer).__module__.startswith("torch.optim.")
+        if not (is_torchs and isinstance(rate, float) and name in (*_NORMED, "SGD")):
             return -1.0
         largest = _NORMED_STEP
         if name == "SGD":
