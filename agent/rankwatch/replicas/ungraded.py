@@ -32,6 +32,9 @@ LOOK_EVERY = 8
 LOOKS = 8
 """Looks that must have found no gradient, before one forward is looked at."""
 
+UNTIL = 4 * LOOKS * LOOK_EVERY
+"""Optimizer steps after which nothing is looked at any more, as each look goes through all parameters."""
+
 
 class Ungraded:
     """The parameters of one model that never had a gradient as their optimizer stepped.
@@ -95,6 +98,8 @@ class Ungraded:
         known = self._looks.values()
         if max(known, default=0) >= LOOKS and -1 in known and not self._model.may_be_compiled:
             self._optimizer = type(optimizer).__name__
+        elif self._steps.done >= UNTIL:
+            self._is_on = False
 
     def _listen(self) -> None:
         for named in self._model.modules:
