@@ -435,3 +435,6 @@ hostile(notice="[HARMLESS_LOSS .output[1]]").each(
 hostile("", "invalid", label="output[1]").each(
     a_nan_that_the_loss_takes_in=lambda: with_placeholder(lambda x: torch.full((2,), NAN), is_used=True)
 )
+hostile("", "invalid", label="output[1]").each(
+    a_nan_that_is_multiplied_in=lambda: with_placeholder(lambda x: x.detach() * NAN)
+)

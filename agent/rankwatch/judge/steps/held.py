@@ -13,10 +13,12 @@ from torch import Tensor
 
 from ...measure.recorder import Call, PendingFrame
 from ...measure.walk import leaves
+from ...rerun.repetition import WRITES
 from ...shared.types.closeup import CloseUp
 from ...shared.types.frame import NON_FINITE, Kind, Moment, Phase, State
 from ...shared.types.notice import Notice, NoticeKind
 from ...shared.types.trip import Trip
+from ...shared.words.operators import short_name
 from ..batch import BatchInProgress, BatchPart
 from ..reporter import FoundTrip
 from .cadence import REPEATED
@@ -126,6 +128,8 @@ def is_placeholder(trip: Trip) -> bool:
     """Whether the root returns a nan that the code itself has written: where it has no number, say, beside its logits."""
     operator = trip.operator
     if operator is None or trip.frame.spec.module or trip.frame.spec.phase is not Phase.FORWARD:
+        return False
+    if short_name(operator) not in WRITES:  # it computes with a nan
         return False
     nans = [one.dtype for one in operator.inputs if one.state is State.NAN]
     return trip.culprit.kind is Kind.OUTPUT and bool(nans) and all(dtype == "float" for dtype in nans)
