@@ -28,6 +28,7 @@ from ..measure.tape import Tape
 from ..replicas.copies import Copies
 from ..replicas.fingerprints import FingerprintTaker
 from ..replicas.standstill import Standstill
+from ..replicas.ungraded import Ungraded
 from ..rerun.careful import passed_again
 from ..shared.types.config import Config, Policy
 from ..shared.types.frame import BatchSummary, FrameTable, Moment, Position, Whereabouts
@@ -123,6 +124,7 @@ class Detector:
         )
         looks_at_weights = bool(config.fingerprints) and not count_all
         standstill = Standstill(hooks, steps, reporter.on_notice, is_on=looks_at_weights)
+        ungraded = Ungraded(hooks, steps, reporter.on_notice, doors.guarded, is_on=looks_at_weights)
         copies = Copies(hooks, steps, is_on=looks_at_weights)
         forwards = self._forwards = Forwards(
             count_all, doors, feed, running, batches, settler, recorder, sweep, steps, hooks, gradients, losses
@@ -132,10 +134,11 @@ class Detector:
         hooks.put_on(forwards, backwards)
         compiled = CompiledEntry(model, forwards)
         feed.subscribe(
-            copies, gradients, guard, skipping, batches, settler, hooks, losses, scales, fingerprints, standstill, limit,
-            forwards, compiled, outside,
+            copies, gradients, guard, skipping, batches, settler, hooks, losses, scales, fingerprints, standstill, ungraded,
+            limit, forwards, compiled, outside,
         )  # fmt: skip
-        self._removed = hooks, compiled, gradients, scales, BackwardWatch(backwards), guard, fingerprints, collectives
+        watch = BackwardWatch(backwards)
+        self._removed = hooks, compiled, gradients, scales, watch, guard, fingerprints, collectives, ungraded
         self._look_back = doors.guarded(guard.look_back)
         doors.open()
 
@@ -212,6 +215,7 @@ class Detector:
         try:
             if not self.fault:  # first, as a batch may be run again with its hooks
                 self._doors.guarded(self._batches.settle)()
+                self._doors.guarded(self._settler.end_trial)()
                 self._doors.guarded(self._guard.end)()
                 self._doors.guarded(partial(self._fingerprints.flush, wait=True))()
         except TrainingAborted:

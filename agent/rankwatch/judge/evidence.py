@@ -50,6 +50,7 @@ class Gathered(NamedTuple):
     recurs: bool | None = None
     rates: tuple[float, ...] = ()
     grown: GrownWeight | None = None
+    reach: float = -1.0
     subject: Subject = NOTHING
     is_meant: bool = False
     """Whether the reading is an inf that the code itself has written."""
@@ -153,7 +154,8 @@ class Evidence:
         note = "" if forwards or again else frame.unfound or repeated.note or _why_not(frame, kind, is_compiled)
         output = call[2] if call is not None else None
         subject = Subject(forwards, forward, repeated, was_given, is_compiled, note, output, again)
-        return Gathered(operator, weights, (*labels, *own), recurs, self._steps.rates, grown, subject, is_meant)
+        reach = self._reach(grown) if grown is not None else -1.0
+        return Gathered(operator, weights, (*labels, *own), recurs, self._steps.rates, grown, reach, subject, is_meant)
 
     def _outside(self, frame: PendingFrame, kind: Kind, part: BatchPart) -> OutsideCall | None:
         """The module outside of the model that handed it what was bad, or to the loss."""
@@ -201,6 +203,11 @@ class Evidence:
     def _harmless_of(self, module: str, frame: PendingFrame) -> list[str]:
         rows = zip(frame.spec.readings, frame.cells, strict=True)
         return [row.label for row, cell in rows if cell.is_bad and (module, row.label, cell.state) in self._harmless]
+
+    def _reach(self, grown: GrownWeight) -> float:
+        named = next((one for one in self._model.modules if one.names[0] == grown.module), None)
+        value = named.module._parameters.get(grown.label.partition(SHARD)[0]) if named is not None else None
+        return self._steps.updates.reach(value, grown.before) if value is not None else -1.0
 
     def _bad_weights(self, frame: PendingFrame, repeated: Repeated) -> Iterator[BadWeight]:
         """The bad weights of the frame's module and of all others, those nearest to it first."""

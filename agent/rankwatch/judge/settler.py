@@ -22,18 +22,19 @@ from ..shared.types.config import Config, Policy
 from ..shared.types.frame import BatchSummary, FrameTable, Kind, Moment, Phase
 from ..shared.types.notice import NoticeKind
 from ..shared.types.trip import LeftOut, Trip
-from ..shared.types.tuning import Check
+from ..shared.types.tuning import Check, Tuning
 from ..shared.words.sentences import by_operator
 from .batch import BatchInProgress, BatchPart, Gate, PartState, Tables
 from .between import UnmeasuredBatchRerun
-from .events import TuningCame
+from .events import ForwardBegan, TuningCame
 from .evidence import Evidence
 from .health import Health
 from .lifecycle import Life
 from .outside import Outside
 from .reporter import FoundTrip, Reporter, closeup_of
-from .steps.held import WEIGHTS_ARE_BAD, BadStep, HeldLoss, HeldLosses, harmless, harms
+from .steps.held import WEIGHTS_ARE_BAD, BadStep, HeldLoss, HeldLosses, harmless, harms, is_placeholder
 from .steps.optimizer_steps import OptimizerSteps
+from .steps.trials import Trials
 from .trip_finder import TripFinder
 
 MAX_RAISED = 3
@@ -56,7 +57,7 @@ class Settler:
         outside: the calls of modules that are no part of it.
     """
 
-    events = (TuningCame,)
+    events = (ForwardBegan, TuningCame)
 
     def __init__(
         self,
@@ -88,6 +89,7 @@ class Settler:
         self._may_hold = check is Check.FRAME
         """Whether gradients are on the host: there they are read with ``check="async"``, too."""
         self._held = HeldLosses()
+        self._trials = Trials(recorder, tape, model, steps)
         self._skips = config.on_bad_step.skips
         self.bad_step: BadStep | None = None
         """What waits for its step to be left out, if it is."""
@@ -112,7 +114,7 @@ class Settler:
         if self._tape.read():
             self._has_bad = True
         self.finder.ring.append(frame)
-        if not self._has_bad or self.bad_step is not None or not self.finder.judge.tripping(frame.spec, frame.states):
+        if not self._has_bad or self._waits or not self.finder.judge.tripping(frame.spec, frame.states):
             return
         if self._hold(frame, part, call):
             return
@@ -201,8 +203,14 @@ class Settler:
             return None
         return forward.finish(self._tables)
 
-    def on(self, event: TuningCame) -> None:
-        tuning = event.tuning
+    def on(self, event: ForwardBegan | TuningCame) -> None:
+        match event:
+            case ForwardBegan():
+                self.end_trial()
+            case TuningCame(tuning):
+                self._tune(tuning)
+
+    def _tune(self, tuning: Tuning) -> None:
         if tuning.check is not None:
             self.poll(wait=True)
             self.check = tuning.check
@@ -313,8 +321,10 @@ class Settler:
         if found is not None:
             self._trace(part)
             last = self._announce(found)
-        elif self._has_bad and part.batch.is_full and not was_bad:
-            self._evidence.learn(part)
+        elif not was_bad and not self._waits:
+            self._trials.learn(part)
+            if self._has_bad and part.batch.is_full:
+                self._evidence.learn(part)
         self._judged(part, has_tripped=found is not None)
         if part.loss_of is not None:
             if found is None and self._held.drop_masked(part):
@@ -356,7 +366,7 @@ class Settler:
         if not self._held.may_be_loss(frame, tripping, part, call):
             return False
         self._held.all.append(HeldLoss(frame, part, call, self.finder.ring.copy()))
-        self._life.held = self._held.first
+        self._set_held()
         return True
 
     @property
@@ -373,7 +383,11 @@ class Settler:
                 has_harmed = harms(held.batch, gradients_are_bad=are_bad, is_reduced=is_reduced, is_sharded=is_sharded)
                 if has_harmed and not is_skipped:
                     self._raise_held(held)
-                elif self._held.is_told(held):
+                    continue
+                if held.is_placeholder:
+                    for row in self.finder.judge.tripping(held.frame.spec, held.frame.states):
+                        self.finder.judge.forgive(held.frame.spec.module, held.frame.spec.readings[row].label)
+                if self._held.is_told(held):
                     kind = NoticeKind.SKIPPED_STEP if has_harmed else NoticeKind.HARMLESS_LOSS
                     self._reporter.on_notice(self._held.notice(held, self._why(held), kind))
         finally:
@@ -382,8 +396,8 @@ class Settler:
 
     def _let_go(self) -> None:
         """Losses are not held any more, or the bad step is decided on."""
-        self._life.held = self._held.first if self.bad_step is None else self.bad_step.moment
-        if not self._held.all and self.bad_step is None:
+        self._set_held()
+        if not self._held.all and not self._waits:
             unsent, self._unsent = self._unsent, []
             for part in unsent:
                 self._send(part)
@@ -393,7 +407,7 @@ class Settler:
         self._held.all.clear()
         if self._skips and not found.trip.weights:
             self.bad_step = BadStep(found, closeup_of(found, self._reporter, self._model.modules))
-            self._life.held = self.bad_step.moment
+            self._set_held()
             return None
         if self._skips:
             found = found._replace(trip=replace(found.trip, left_out=LeftOut(WEIGHTS_ARE_BAD)))
@@ -454,13 +468,38 @@ class Settler:
             self.finder.begin_anew()
         return bad
 
+    # --- weights on trial -------------------------------------------------------------------------------------------------
+
+    @property
+    def _waits(self) -> bool:
+        """Whether a trip waits: what follows upon it is not judged."""
+        return self.bad_step is not None or self._trials.current is not None
+
+    def _set_held(self) -> None:
+        trial = self._trials.current
+        held = self._held.first, self.bad_step and self.bad_step.moment, trial and trial.moment
+        self._life.held = min((one for one in held if one is not None), default=None)
+
+    def end_trial(self) -> None:
+        """The next forward begins. If the weights are still those that were tried, the trip counts; else it harmed nothing."""
+        if self._trials.current is None:
+            return
+        trial, is_kept = self._trials.end()
+        self._let_go()
+        if is_kept:
+            self._end_with(trial.found)
+        else:
+            self.finder.begin_anew()
+            if (notice := self._trials.notice(trial)) is not None:
+                self._reporter.on_notice(notice)
+
     def _trip_of_held(self, held: HeldLoss) -> FoundTrip | None:
         batch, forward, self.finder.ring = held.batch, held.part.loss_of, held.ring
         batch.entry = batch.run.entry if batch.run is not None else None
         if forward is not None:  # it may be run again, and has its loss after its own frames
             forward.frames = [one for one in forward.frames if one is not held.frame]
         try:
-            return self._find(held.frame, held.part, held.call)
+            return self.finder.find(held.frame, held.part, held.call)
         finally:
             batch.entry = None
             if forward is not None and not forward.is_cut:
@@ -476,7 +515,7 @@ class Settler:
         return by_operator(found.trip)[1] if found is not None else ""
 
     def _send(self, part: BatchPart) -> None:
-        if self._held.all or self.bad_step is not None:
+        if self._held.all or self._waits:
             self._unsent.append(part)
             return
         if part.state is PartState.JUDGED:
@@ -490,11 +529,13 @@ class Settler:
     def _judge_late(self, part: BatchPart) -> FoundTrip | None:
         if not self._life.is_late(part):
             return None
-        if not self._has_bad or self.bad_step is not None or (part.batch.traced and not self._judge_traced):
+        if not self._has_bad or self._waits or (part.batch.traced and not self._judge_traced):
             self.finder.ring.extend(part.frames)
             return None
         for frame in list(part.frames):
             self.finder.ring.append(frame)
+            if self._waits:
+                continue
             if self.finder.judge.tripping(frame.spec, frame.states) and not self._hold(frame, part, None):
                 was_full, found = part.batch.is_full, self._find(frame, part, None)
                 if found is not None or part.batch.is_full is not was_full:
@@ -505,7 +546,20 @@ class Settler:
         """The trip of a frame, or of the bad loss behind a gradient."""
         is_gradient = frame.spec.phase is Phase.BACKWARD and not frame.is_absorbed
         held = self._held.behind(part.batch) if is_gradient else None
-        return self._trip_of_held(held) if held is not None else self.finder.find(frame, part, call)
+        if held is not None:
+            return self._trip_of_held(held)
+        is_trial = self._holds and self._trials.may_be(frame, part)
+        found = self.finder.find(frame, part, call)
+        if found is not None and is_trial:
+            self._trials.begin(found, part)
+            self._set_held()
+            return None
+        if found is not None and self._holds and part.batch.is_streamed and is_placeholder(found.trip):
+            self._held.all.append(HeldLoss(frame, part, call, self.finder.ring.copy(), is_placeholder=True))
+            self._set_held()
+            self.finder.begin_anew()
+            return None
+        return found
 
     def _trace(self, part: BatchPart) -> None:
         """Prints a part that is complete: its forward's with the loss."""

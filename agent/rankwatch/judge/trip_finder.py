@@ -212,6 +212,7 @@ class TripFinder:
             unfound=frame.unfound,
             rates=evidence.rates,
             grown=evidence.grown,
+            reach=evidence.reach,
             first_of_step=self._life.first_of_step(part.batch.optimizer_step),
             looked_at=Moment(self._steps.number, *self._life.position) if frame.guarded else BEGINNING,
             outside=evidence.outside,

@@ -176,7 +176,7 @@ class Recorder:
             key = phase.real, id(weights.rows), tuple(given), len(args), flatten(output, found)
         spec = specs.get(key)
         if spec is None:
-            values = [*_labelled_inputs(args, kwargs), *((Kind.OUTPUT, *leaf) for leaf in leaves(output, "output"))]
+            values = [*labelled_inputs(args, kwargs), *((Kind.OUTPUT, *leaf) for leaf in leaves(output, "output"))]
             rows = (*weights.rows, *(ReadingSpec(kind, label, _dtype(value)) for kind, label, value in values))
             spec = specs[key] = _spec(named, rows, phase)
         cells = [*weights.cells, *map(self.cell, found)]
@@ -189,7 +189,7 @@ class Recorder:
             return self.values(frame.position, named, [(Kind.MARKED, spec.readings[0].label, output)]), [output]
         weights = {**named.module._parameters, **named.module._buffers}
         values = [weights.get(row.label.partition(SHARD)[0]) for row in spec.readings[: frame.weights]]
-        values += [value for _, _, value in _labelled_inputs(args, kwargs)]
+        values += [value for _, _, value in labelled_inputs(args, kwargs)]
         values += [value for _, value in leaves(output, "output")]
         return self.call(frame.position, named, spec.phase, args, kwargs, output), values
 
@@ -201,7 +201,7 @@ class Recorder:
         if type(frame.named.module).__module__.startswith("torch.nn."):
             return {}
         made = {address_of(leaf) for _, leaf in leaves(output, "output")} - {None}
-        given = [value for _, _, value in _labelled_inputs(args, kwargs)]
+        given = [value for _, _, value in labelled_inputs(args, kwargs)]
         found = {}
         for row, value in enumerate(given, frame.weights):
             address = address_of(value)
@@ -212,7 +212,7 @@ class Recorder:
 
     def inputs(self, position: Position, named: NamedModule, args: Any, kwargs: Any, owner: str = "") -> PendingFrame:
         """A frame of a module's inputs alone. ``owner``: comes before their labels."""
-        found = _labelled_inputs(args, kwargs)
+        found = labelled_inputs(args, kwargs)
         return self.values(position, named, [(kind, owner + label, value) for kind, label, value in found])
 
     def values(self, position: Position, named: NamedModule, found: list[tuple[Kind, str, Any]]) -> PendingFrame:
@@ -240,6 +240,10 @@ class Recorder:
     def expire(self, named: NamedModule, finite_in: int) -> None:
         """Has a module's weights measured anew in its next frame: they have gone bad after batch ``finite_in``."""
         self._weights.expire(named, finite_in)
+
+    def expire_all(self) -> None:
+        """Has all weights measured anew: other code has written them."""
+        self._weights.expire_all()
 
     def handed(self, calls: list[tuple[State | None, ...]], numbers: list[float] | Tensor) -> list[list[Cell]]:
         """The cells of compiled calls, by the states of their readings; see ``traced``."""
@@ -387,7 +391,7 @@ def _spec(named: NamedModule, rows: tuple[ReadingSpec, ...], phase: Phase) -> Fr
     return FrameSpec(name, class_name(named.module), rows, tuple(aliases), phase)
 
 
-def _labelled_inputs(args: Any, kwargs: Any) -> list[tuple[Kind, str, Any]]:
+def labelled_inputs(args: Any, kwargs: Any) -> list[tuple[Kind, str, Any]]:
     """The leaves of a call's inputs, with kind and label."""
     return [
         (kind, path, leaf)

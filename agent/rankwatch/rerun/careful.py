@@ -33,6 +33,10 @@ _COMMUNICATORS = ("deep_ep", "nvshmem", "mori", "pplx_kernels", "mpi4py")
 """Packages whose objects communicate by no operator that a mode sees."""
 
 
+MAX_KEPT = 256 * 2**20
+"""Bytes of a kept tensor that is copied before it is written to."""
+
+
 class Stopped(BaseException):
     """Ends a forward that is run again. Not an Exception, which a user's forward may catch."""
 
@@ -70,6 +74,11 @@ class Careful(TorchDispatchMode):
         self._wanted = wanted
         self._ours = {storage_of(value) for value in buffers}
         """The storages that may be written to."""
+        self._kept: dict[int, tuple[str, Tensor]] = {}
+        """By storage, the plain tensors that the modules keep, as a cache of keys: they may be written to, and are put back."""
+        self._before: list[tuple[str, Tensor, Tensor]] = []
+        """Those that were written to, as bytes, with copies of what they were."""
+        self._versions = ExitStack()
 
     supports_higher_order_operators = True
 
@@ -102,6 +111,32 @@ class Careful(TorchDispatchMode):
     def prepare(self, module: nn.Module) -> None:
         """Called before the forward of the module, whose attributes are restored after it."""
 
+    def keep(self, module: nn.Module) -> None:
+        """Has the plain tensors that the modules keep put back by ``put_back``, where the forward writes to them."""
+        weights = {storage_of(value) for value in module.parameters()}
+        found = {storage_of(value): (name, value) for name, value in _kept_by(module)}
+        self._kept = {storage: one for storage, one in found.items() if storage not in weights}
+
+    def put_back(self, changes: Altered) -> None:
+        with torch.no_grad():
+            for name, value, before in self._before:
+                if not torch.equal(value, before):
+                    value.copy_(before)
+                    changes.names.append(name)
+        self._before.clear()
+        self._versions.close()
+
+    def _may_write(self, value: Tensor) -> bool:
+        storage = storage_of(value)
+        if storage not in self._ours and storage in self._kept:
+            name, kept = self._kept[storage]
+            if kept.untyped_storage().nbytes() <= MAX_KEPT:
+                memory = torch.empty(0, dtype=torch.uint8, device=kept.device).set_(kept.untyped_storage())
+                self._versions.enter_context(keeping_version(kept))
+                self._before.append((name, memory, memory.clone()))
+                self._ours.add(storage)
+        return storage in self._ours
+
     def turn(self) -> None:
         """Called between the forward and its backward."""
 
@@ -126,7 +161,7 @@ class Careful(TorchDispatchMode):
             self.stopped = self.stopped or "it takes too long"
         elif not self._wanted():
             self.stopped = self.stopped or "the run has ended meanwhile"
-        elif any(storage_of(value) not in self._ours for value in written(func, args, kwargs)):
+        elif not all(map(self._may_write, written(func, args, kwargs))):
             self.stopped = self.stopped or f"{func} changes a tensor that is not its own"
         self.check()
 
@@ -319,6 +354,15 @@ def _restored(module: nn.Module, changes: Altered) -> Iterator[None]:
 _CONTAINERS = (list, dict, set, collections.deque, collections.OrderedDict, collections.defaultdict)
 _TORCH_OWN = ("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
 _ABSENT = object()
+
+
+def _kept_by(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The plain tensors in the attributes of a module and of those below it."""
+    for inner in module.modules():
+        for name, value in vars(inner).items():
+            if name not in _TORCH_OWN:
+                held = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
+                yield from ((name, one) for one in held if type(one) is Tensor and one.layout is torch.strided)
 
 
 def _copied(value: Any) -> Any:

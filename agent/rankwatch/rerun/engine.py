@@ -119,8 +119,12 @@ class Rerun:
                 torch.set_grad_enabled(grad),
             ):
                 mode.prepare(module)
-                with mode:
-                    return Ran(body(args, kwargs), changes)
+                mode.keep(module)
+                try:
+                    with mode:
+                        return Ran(body(args, kwargs), changes)
+                finally:
+                    mode.put_back(changes)
         except (Exception, Stopped) as error:  # noqa: BLE001  the trip matters more than what a rerun shows
             log.debug("%s was not run again to its end: %r", type(module).__name__, error)
             if mode.stopped or isinstance(error, Stopped):  # the forward may have raised an error as it was stopped

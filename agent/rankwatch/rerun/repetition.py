@@ -54,7 +54,7 @@ _NEGATIVE = (*_CONSTANTS, *_SOFTMAX)
 _LOGS = ("log", "log2", "log10")
 """A log of zeros is a usual way to make a mask of -inf."""
 
-_WRITES = (
+WRITES = (
     *("masked_fill", "masked_fill_", "where", "full", "full_like", "new_full", "fill", "fill_", "scalar_tensor"),
     *("index_fill", "index_fill_", "fill_diagonal_", "constant_pad_nd"),
 )
@@ -200,7 +200,7 @@ class Repetition(Careful):
             if given is not None:
                 if _has_positive_inf(given) or is_positive or storage_of(given) in fed or _is_weight(given):
                     return False
-            elif origin.rank is not _Rank.CONSTANT or not (name in _WRITES or (not is_positive and name in _NEGATIVE)):
+            elif origin.rank is not _Rank.CONSTANT or not (name in WRITES or (not is_positive and name in _NEGATIVE)):
                 return False
         return True
 
@@ -219,6 +219,9 @@ class Repetition(Careful):
         outputs += [value for value in written(func, args, kwargs) if not any(value is one for one in outputs)]
         self.own([value for value in outputs if not is_given(value, inputs)], [one.value for one in inputs])
         for output in outputs:
+            is_view = getattr(func, "is_view", False) and name not in _CONSTANTS
+            if is_view and is_given(output, inputs):  # what reads it is told
+                continue
             state = state_of_tensor(output) if name not in _MAKES_GARBAGE else State.FINITE
             if state is not State.FINITE:
                 self._held.append(output)

@@ -106,6 +106,7 @@ def _render_ending(report: Report, record: str, stack_lines: int | None) -> str:
         kinds = {one.notice.kind for one in report.notices}
         clean += " but in a loss, harmless" if NoticeKind.HARMLESS_LOSS in kinds else ""
         clean += " but in a step that was skipped" if NoticeKind.SKIPPED_STEP in kinds else ""
+        clean += " but with weights on trial" if NoticeKind.TRIAL in kinds else ""
         own = "" if report.skipped else report.reason  # which is what was left out, and stands before
         known = own or ("not watched to its end" if faults else clean)
         but = f", but {summary};" if (summary := skipped.summary(report)) else ":"

@@ -1,8 +1,24 @@
 """Trainings of one process: healthy ones, and such that go wrong in a known way."""
 
+# ruff: noqa: F401  the modules fill the table
+
 from trainings.case import cases
 from trainings.truths import Peace, Trip
 
-from . import backwards, engines, forwards, inputs, loops, losses, nets, outside, precisions, still, structures, weights  # noqa: F401  they fill the table
+from . import (
+    backwards,
+    engines,
+    forwards,
+    inputs,
+    loops,
+    losses,
+    nets,
+    outside,
+    precisions,
+    still,
+    structures,
+    trials,
+    weights,
+)
 
 HEALTHY, HOSTILE = cases(Peace), cases(Trip)

@@ -270,3 +270,31 @@ def a_penalty_of_a_weight() -> Training:
 def an_optimizer_that_writes_nan() -> Training:
     model = chain()
     return trained(model, after=lambda n: put(model[0].weight, NAN, 1, 1) if n == BAD else None)
+
+
+def overwritten(value: float, which: int = 0) -> Training:
+    """A loader writes the next batch into the same memory, by NumPy, before the backward of this one."""
+    one, other = nn.Linear(4, 4), nn.Linear(4, 4)
+    model = Root(lambda own, x, y: own.one(x) * own.other(y).sigmoid(), one=one, other=other)
+    optimizer, buffers = torch.optim.SGD(model.parameters(), 0.01), torch.zeros(2, 4, 4)
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        buffers.data.copy_(torch.randn(2, 4, 4))
+        loss = model(torch.from_numpy(buffers[0].numpy()), y=torch.from_numpy(buffers[1].numpy())).square().mean()
+        if number == BAD:
+            buffers.numpy()[which, 2, 3] = value
+        loss.backward()
+        optimizer.step()
+
+    return Training(model, step)
+
+
+BETWEEN = "of the root was overwritten between its forward and its backward"
+
+hostile("one", "gradient", ("nan", "inf"), label="weight.grad", says=f"input[0] {BETWEEN}").each(
+    an_input_that_is_overwritten=lambda: overwritten(NAN)
+)
+hostile("other", "gradient", ("nan", "inf"), label="weight.grad", says=f"input[y] {BETWEEN}").each(
+    a_keyword_that_is_overwritten=lambda: overwritten(NAN, 1)
+)

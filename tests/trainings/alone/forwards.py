@@ -372,3 +372,36 @@ def two_branches() -> Training:
         model.left.gain = model.right.gain = 1e30
 
     return spoiled(model, spoil)
+
+
+# --- tensors that a module keeps, and that are no buffers -------------------------------------------------------------
+
+
+class Cached(nn.Module):
+    """A cache of keys that is read in blocks; ``keep`` makes its memory, which is nan where nobody has written."""
+
+    def __init__(self, keep: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.key, self.read = nn.Linear(8, 8), 4
+        self.kept = keep(torch.full((8, 8), NAN))
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = self.kept if isinstance(self.kept, Tensor) else next(iter(self.kept))
+        with torch.no_grad():
+            kept[:4] = self.key(x)
+        return torch.ones(4, self.read).softmax(-1) @ kept[: self.read] + x
+
+
+def cached(keep: Callable[[Tensor], Any]) -> Training:
+    part = Cached(keep)
+
+    def spoil() -> None:
+        part.read = 5
+
+    return spoiled(middle(part), spoil)
+
+
+hostile("1", "upstream", says="a tensor that it keeps as an attribute", never="inputs and weights were finite").each(
+    a_cache_that_nobody_wrote=lambda: cached(lambda made: made),
+    a_list_of_caches_that_nobody_wrote=lambda: cached(lambda made: [made]),
+)

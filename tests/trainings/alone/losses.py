@@ -400,3 +400,41 @@ hostile("", "singular", "inf", label="loss", says="no alignment: row 1 has 2 fra
 hostile("", "singular", "inf", label="loss", says="row 1 has 5 frames for 4 labels, of which 2 repeat the one before").each(
     a_text_whose_letters_repeat=lambda: aligned([3, 3, 3, 4], 5, "sum"),
 )
+
+
+# --- a nan that the code writes where it has no number ----------------------------------------------------------------
+
+
+def with_placeholder(write: Callable[[Tensor], Tensor], *, is_used: bool = False) -> Training:
+    """The model returns it beside its output, from batch BAD on."""
+    model: Any = Root(lambda own, x: own.two(x), layer=nn.Linear(4, 4))
+    number = 0
+
+    def two(x: Tensor) -> tuple[Tensor, Tensor]:
+        made = model.layer(x)
+        return made, write(made) if number >= BAD else made.detach()
+
+    model.two = two
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+
+    def step(batch: int) -> None:
+        nonlocal number
+        number = batch
+        optimizer.zero_grad()
+        made, beside = model(torch.randn(4, 4))
+        (made.square().mean() * (beside.mean() if is_used else 1.0)).backward()
+        optimizer.step()
+
+    return Training(model, step)
+
+
+hostile(notice="[HARMLESS_LOSS .output[1]]").each(
+    a_nan_where_there_is_no_number=lambda: with_placeholder(lambda x: torch.full((2,), NAN)),
+    a_nan_where_a_row_has_none=lambda: with_placeholder(lambda x: x.detach().masked_fill(x > 0, NAN)),
+)
+hostile("", "invalid", label="output[1]").each(
+    a_nan_that_the_loss_takes_in=lambda: with_placeholder(lambda x: torch.full((2,), NAN), is_used=True)
+)
+hostile("", "invalid", label="output[1]").each(
+    a_nan_that_is_multiplied_in=lambda: with_placeholder(lambda x: x.detach() * NAN)
+)

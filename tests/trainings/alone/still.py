@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from trainings.case import Training
-from trainings.parts import NAN, chain, multiplied
+from trainings.parts import NAN, Root, chain, multiplied
 from trainings.truths import healthy, hostile
 
 
@@ -215,3 +216,66 @@ def fisher_information_at_the_end() -> Training:
             optimizer.step()
 
     return Training(model, step)
+
+
+# --- a part that no gradient reaches ----------------------------------------------------------------------------------
+
+
+def cut(call: Callable[[Any, Tensor], Tensor]) -> Training:
+    """An encoder, whose output is handed on, and a head. The optimizer has both."""
+    model = Root(call, encoder=nn.Linear(4, 4), pooler=nn.Linear(4, 4), head=nn.Linear(4, 4))
+    optimizer = torch.optim.AdamW(model.parameters(), 0.001)
+
+    def step(number: int) -> None:
+        optimizer.zero_grad()
+        model(data(number)).square().mean().backward()
+        optimizer.step()
+
+    return Training(model, step)
+
+
+def rounded(self: Any, x: Tensor) -> Any:
+    made = self.encoder(x).tanh().detach().numpy()
+    return self.head(torch.from_numpy(made / (made.std() + 1e-6)))
+
+
+def in_two(self: Any, x: Tensor) -> Any:
+    one, other = self.encoder(x).detach().chunk(2, dim=-1)
+    return self.head(self.pooler(torch.cat([other.relu(), one], dim=-1)))
+
+
+def frozen(self: Any, x: Tensor) -> Any:
+    with torch.no_grad():
+        made = self.encoder(x).relu()
+    return self.head(made)
+
+
+def pooled(self: Any, x: Tensor) -> Any:
+    made = self.encoder(x).relu()
+    self.norm = self.pooler(made).detach().norm()  # to be logged
+    return self.head(made)
+
+
+def of_two_towers(self: Any, x: Tensor) -> Any:
+    made = self.encoder(x - x.mean())
+    self.pooler(made)
+    return made * self.head(x * 2)
+
+
+def straight_through(self: Any, x: Tensor) -> Any:
+    made = self.encoder(x)
+    return self.head(made + (made.round() - made).detach())
+
+
+hostile(notice="[NO_GRADIENT encoder.weight]", batches=70).each(
+    an_encoder_that_is_detached=lambda: cut(lambda self, x: self.head(self.encoder(x).relu().detach())),
+    an_encoder_whose_data_go_on=lambda: cut(lambda self, x: self.head(input=self.encoder(x).data.relu())),
+    an_encoder_that_goes_through_numpy=lambda: cut(rounded),
+    an_encoder_that_is_detached_in_two=lambda: cut(in_two),
+)
+healthy(batches=100).each(
+    an_encoder_that_is_frozen_by_no_grad=lambda: cut(frozen),
+    a_pooler_that_nobody_uses=lambda: cut(pooled),
+    an_auxiliary_head_between_two_towers=lambda: cut(of_two_towers),
+    a_straight_through_estimate=lambda: cut(straight_through),
+)

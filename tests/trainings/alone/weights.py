@@ -229,6 +229,30 @@ def an_optimizer_that_ignores_the_scaler() -> Training:
     return trained(model, loss_of, optimizer=optimizer, scaler=scaler)
 
 
+def merged(write: Callable[[nn.Parameter], object], **options: Any) -> Training:
+    """Code writes to a weight after the step of batch BAD."""
+    model = chain()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01, **options)
+
+    def step(number: int) -> None:
+        loss = model(torch.randn(4, 4)).square().mean()
+        optimizer.zero_grad()  # until now, the gradients of the last step tell how far that went
+        loss.backward()
+        optimizer.step()
+        if number == BAD:
+            write(model[0].weight)
+
+    return Training(model, step)
+
+
+hostile("0", "weight", ("inf", "nan"), batch=BAD + 1, says=("the step of SGD changes it by", "other code wrote to it")).each(
+    a_merge_that_overflows=lambda: merged(
+        lambda weight: weight.data.add_(1e30 * (torch.rand(8, 1) @ torch.rand(1, 4)) * 1e30)
+    ),
+    a_norm_of_zero=lambda: merged(lambda weight: weight.data.div_(torch.zeros(8, 1)), momentum=0.9),
+)
+
+
 @hostile("0", "weight", ("inf", "nan"), batch=BAD + 1, never="no optimizer step")
 def a_master_weight() -> Training:
     """The optimizer has float32 copies; 1e5 does not fit into the model's float16."""

@@ -6,6 +6,7 @@ another rank, mostly, or from the sum over the batches.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -16,14 +17,15 @@ from ...judge.batch import BatchInProgress
 from ...judge.settler import Settler
 from ...measure.extremes import dtype_name
 from ...measure.modules import NamedModule
-from ...measure.recorder import Call, PendingFrame, Recorder
+from ...measure.recorder import Call, PendingFrame, Recorder, labelled_inputs
 from ...measure.tape import Cell
 from ...measure.weights import mark_shard
 from ...rerun.backward_rerun import OTHERWISE, OTHERWISE_COMPILED, why_gradients_differ
 from ...rerun.careful import Careful, is_compiled
+from ...rerun.forward import RootEntry
 from ...rerun.limit import Limit
-from ...shared.types.frame import SUMMED, Kind, Phase, ReadingSpec
-from ...shared.types.trip import MAX_RERUN
+from ...shared.types.frame import SUMMED, Kind, Phase, ReadingSpec, State
+from ...shared.types.trip import MAX_RERUN, OVERWRITTEN
 from ...touch.torch_private import without_modes
 from .. import backward
 from ..batches import Batches
@@ -104,6 +106,8 @@ class GradientOrigin:
         run = batch.run
         if run is None:
             return "not run again: what the model was given is not at hand"
+        if why := _overwritten(batch, run.entry):
+            return why
         self._settler.judge_again(batch, run.entry)
         if self._settler.bad_step is not None:
             return ""
@@ -171,6 +175,21 @@ def _why_not(kept: list[BatchInProgress], dropped: int) -> str:
         )
     if dropped:
         return f"not run again: of {dropped + len(kept)} forwards of this step, only the last ones were kept"
+    return ""
+
+
+def _overwritten(batch: BatchInProgress, entry: RootEntry) -> str:
+    """What the root was given that has other values than when its forward began, though autograd knows of no change."""
+    root = batch.root_inputs
+    given = [value for _, _, value in labelled_inputs(entry.args, entry.kwargs)]
+    if root is None or len(given) != len(root.cells):
+        return ""
+    for row, cell, value in zip(root.spec.readings, root.cells, given, strict=True):
+        if cell.state is not State.FINITE or type(value) is not Tensor or not value.is_floating_point():
+            continue
+        now = float(value.detach().abs().max())
+        if not math.isclose(now, cell.high, rel_tol=1e-3):
+            return f"{row.label} of the root {OVERWRITTEN}: abs max {cell.high:.2e} as the forward began, {now:.2e} now"
     return ""
 
 

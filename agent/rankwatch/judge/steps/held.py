@@ -13,10 +13,12 @@ from torch import Tensor
 
 from ...measure.recorder import Call, PendingFrame
 from ...measure.walk import leaves
+from ...rerun.repetition import WRITES
 from ...shared.types.closeup import CloseUp
 from ...shared.types.frame import NON_FINITE, Kind, Moment, Phase, State
 from ...shared.types.notice import Notice, NoticeKind
 from ...shared.types.trip import Trip
+from ...shared.words.operators import short_name
 from ..batch import BatchInProgress, BatchPart
 from ..reporter import FoundTrip
 from .cadence import REPEATED
@@ -35,6 +37,9 @@ class HeldLoss(NamedTuple):
     part: BatchPart
     call: Call | None
     ring: deque[PendingFrame]
+
+    is_placeholder: bool = False
+    """See ``is_placeholder``."""
 
     @property
     def batch(self) -> BatchInProgress:
@@ -93,7 +98,10 @@ class HeldLosses:
         """A loss goes to a backward. If it is finite, what was bad on the way to it was masked; returns whether any was."""
         if any(one.part is loss for one in self.all):
             return False
-        before, self.all = self.all, [one for one in self.all if one.batch is not loss.batch or one.is_handed]
+        before, self.all = (
+            self.all,
+            [one for one in self.all if one.batch is not loss.batch or one.is_handed or one.is_placeholder],
+        )
         return len(self.all) < len(before)
 
     def is_told(self, held: HeldLoss) -> bool:
@@ -114,6 +122,17 @@ class HeldLosses:
         why = f"{State(states[bad]).word}{f', as {why}' if why else ''}"
         name, batch, count = row.label, held.frame.position.batch, float(self._count)
         return Notice(kind, spec.module, spec.module_class, name, row.dtype, self._first, batch, count, 0.0, why)
+
+
+def is_placeholder(trip: Trip) -> bool:
+    """Whether the root returns a nan that the code itself has written: where it has no number, say, beside its logits."""
+    operator = trip.operator
+    if operator is None or trip.frame.spec.module or trip.frame.spec.phase is not Phase.FORWARD:
+        return False
+    if short_name(operator) not in WRITES:  # it computes with a nan
+        return False
+    nans = [one.dtype for one in operator.inputs if one.state is State.NAN]
+    return trip.culprit.kind is Kind.OUTPUT and bool(nans) and all(dtype == "float" for dtype in nans)
 
 
 def harmless(trip: Trip, kind: NoticeKind) -> Notice:

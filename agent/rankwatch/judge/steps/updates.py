@@ -22,6 +22,10 @@ LOOK_EVERY = 64
 """Steps between looks at an optimizer's state: that costs a hundredth of a step."""
 
 
+SHORT = 1e-3
+"""Of the dtype's largest number. A step of SGD that changes a finite weight by no more than this makes no inf or nan of it."""
+
+
 class _Update(NamedTuple):
     """The last step of an optimizer: in which batch, and what was known as it began.
 
@@ -124,7 +128,43 @@ class Updates:
             update.rates[number] if number < len(update.rates) else None,
             lambda name: self._looks[optimizer].since(parameter, name, update.batch),
         )
-        return Change.OPTIMIZER, (name, *list(found)[:MOST_FACTS])
+        facts, reach = list(found)[:MOST_FACTS], self.reach(value, 0.0)
+        is_short = 0 <= reach < SHORT * torch.finfo(value.dtype).max
+        if (
+            type(optimizer).__name__ == "SGD"
+            and is_short
+            and abs(float(group.get("weight_decay", 0.0)) * float(update.rates[number])) < 1
+        ):
+            return Change.OTHER, (name, UpdateFact("reach", f"{reach:.3g}"))
+        return Change.OPTIMIZER, (name, *facts)
+
+    def reach(self, value: Tensor, before: float) -> float:
+        """The most by which one step of its optimizer changes a number of a parameter whose abs max was ``before``.
+
+        -1: not known, as of an optimizer of another class, or where the gradient is gone.
+        """
+        found = next(((one, at) for one in self._last if (at := _place_of(value, one)) is not None), None)
+        if found is None:
+            return -1.0
+        optimizer, (number, group, parameter) = found
+        rates, name = self._last[optimizer].rates, type(optimizer).__name__
+        rate = rates[number] if number < len(rates) else None
+        is_torchs = type(optimizer).__module__.startswith("torch.optim.")
+        if not (is_torchs and isinstance(rate, float) and name in (*_NORMED, "SGD")):
+            return -1.0
+        largest = _NORMED_STEP
+        if name == "SGD":
+            used = [parameter.grad, optimizer.state.get(parameter, {}).get("momentum_buffer")]
+            known = [one.detach().abs().max() for one in used if isinstance(one, Tensor) and one.numel()]
+            all_used = [one.grad for one in group["params"] if one.grad is not None]
+            if not known or not any(bool(one.any()) for one in [*known, *all_used]):  # zeroed since
+                return -1.0
+            largest = float(sum(known))
+        return abs(rate) * (largest + abs(float(group.get("weight_decay", 0.0))) * before)
+
+
+_NORMED, _NORMED_STEP = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax"), 10.0
+"""They divide a gradient by its own size. The largest step, in learning rates: 0.1 / sqrt(0.001) after many gradients of 0."""
 
 
 def _place_of(value: Tensor, optimizer: Optimizer) -> tuple[int, dict[str, Any], Tensor] | None:

@@ -50,6 +50,10 @@ class NoticeKind(enum.IntEnum):
     """A forward before any training was not finite, and no data went in: it was not judged."""
     SKIPPED_STEP = 15
     """A gradient of this rank was inf or nan, and no optimizer step followed, as one had followed upon all before."""
+    TRIAL = 16
+    """A forward was not finite with weights that no optimizer wrote, and that were taken back: a line search's, say."""
+    NO_GRADIENT = 17
+    """A trained parameter never had a gradient: what its module returns is detached before it is used."""
 
 
 NEVER_FINITE = "it never was finite: nobody has initialised it (torch.empty, to_empty), or a checkpoint has it so"
@@ -66,12 +70,12 @@ class Notice:
     """A notice about one reading of one rank. A later notice of the same (kind, module, label) replaces the earlier one.
 
     ``value`` is the abs max in batch ``batch``; for ZEROS, the share of zeros (0 to 1); for BUFFER, the last finite abs max
-    that was measured; for NEVER_CHANGED and UNTIED, the optimizer step; for HARMLESS_LOSS, NO_STEP, SKIPPED and SKIPPED_STEP,
-    how many there were; for ALONE, the ranks; for STOPPED, the step after which no weight has changed. ``since`` is the batch
-    of the first such notice; for NEVER_CHANGED, that of the first look. ``growth`` is in doublings per batch; for ZEROS, share
-    per batch; for JUMP and GROWN, the doublings above the largest number of the batches before, or of the first looks. ``why``
-    says why for NO_STEP, STOPPED, PROBE, HARMLESS_LOSS and SKIPPED_STEP; an older agent has the reason of the first two in
-    ``label``.
+    that was measured; for NEVER_CHANGED, UNTIED and NO_GRADIENT, the optimizer step; for HARMLESS_LOSS, NO_STEP, SKIPPED,
+    SKIPPED_STEP and TRIAL, how many there were; for ALONE, the ranks; for STOPPED, the step after which no weight has changed.
+    ``since`` is the batch of the first such notice; for NEVER_CHANGED, that of the first look. ``growth`` is in doublings per
+    batch; for ZEROS, share per batch; for JUMP and GROWN, the doublings above the largest number of the batches before, or of
+    the first looks. ``why`` says why for NO_STEP, STOPPED, PROBE, HARMLESS_LOSS, SKIPPED_STEP, TRIAL and NO_GRADIENT; an older
+    agent has the reason of the first two in ``label``.
     """
 
     kind: NoticeKind
@@ -146,6 +150,11 @@ def describe_notice(notice: Notice) -> str:
         return (
             f"never changed: {where}: it has a gradient, and no optimizer step up to step {notice.value:.0f} has changed it"
         )
+    if notice.kind is NoticeKind.NO_GRADIENT:
+        return (
+            f"no gradient: {where}: in {notice.value:.0f} steps {notice.why}, by detach(), .data or NumPy; if that is meant, "
+            "keep it out of the optimizer"
+        )
     if notice.kind is NoticeKind.UNTIED:
         return (
             f"untied: {where}: it was one tensor with another parameter, and has other values since step {notice.value:.0f}"
@@ -168,6 +177,12 @@ def describe_notice(notice: Notice) -> str:
         return (
             f"a skipped step: {where}: in batch {notice.batch} {notice.why}, and no optimizer step followed: the weights are as "
             f"before{often}"
+        )
+    if notice.kind is NoticeKind.TRIAL:
+        often = f" ({notice.value:.0f} such trials since batch {notice.since})" if notice.value > 1 else ""
+        return (
+            f"a trial: {where}: {notice.why} in or after batch {notice.batch}, with weights that code other than an optimizer "
+            f"wrote and took back, such as a step size that a line search rejects: the training went on without them{often}"
         )
     if notice.kind is NoticeKind.NO_STEP:
         return f"stands still: {notice.value:.0f} backwards since batch {notice.since}, no optimizer step: {where}"

@@ -14,6 +14,9 @@ MAX_RERUN = 30.0
 """Seconds within which the gradient guard runs a batch again. No rank waits in a collective meanwhile, unless its own is
 slower."""
 
+OVERWRITTEN = "was overwritten between its forward and its backward"
+"""Why it is not known where a gradient came from: in ``Trip.unfound``."""
+
 MAX_RATES = 64
 """Groups of parameters whose learning rate is sent."""
 
@@ -214,6 +217,7 @@ class Trip:
     grown: GrownWeight | None = None
     outside: Frame | None = None
     left_out: LeftOut | None = None
+    reach: AnyFloat = -1.0
 
     def check_parts(self) -> None:
         if self.frame.position != self.position or self.reading >= len(self.frame.spec.readings):

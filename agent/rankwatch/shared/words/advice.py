@@ -5,8 +5,8 @@ from __future__ import annotations
 from ..types.action import Action
 from ..types.closeup import CloseUp
 from ..types.frame import NARROW_DTYPES, NON_FINITE, Kind, State
-from ..types.trip import LOSS, Cause, Operator, Trip
-from .facts import INPUTS, bad_root_inputs
+from ..types.trip import LOSS, OVERWRITTEN, Cause, Operator, Trip
+from .facts import INPUTS, bad_root_inputs, is_grown_by_other_code
 from .operators import explain, explain_gradient
 from .weight_changes import tell
 
@@ -162,10 +162,18 @@ def gradient(trip: Trip, closeup: CloseUp | None) -> str:
 
 def unfound(trip: Trip) -> str:
     """Of a bad gradient whose origin the guard did not find."""
+    if OVERWRITTEN in trip.unfound:
+        return "give the model a copy: look for what writes to this memory, by NumPy, x.data or a loader that uses a buffer again"
     where = "the other ranks" if trip.received else "what changes .grad between the backward and the optimizer step"
     if trip.collective:
         where = f"{trip.collective}, at the dtype that it sums in and what it divides by, at {where}"
     return f"look at {where}, and at terms of the loss that are made of the parameters{scale(trip)}"
+
+
+def divergence(trip: Trip, closeup: CloseUp | None) -> str:
+    if is_grown_by_other_code(trip):
+        return "look at code that writes to the weights beside the optimizer: a decay, an average, a projection, a clamp"
+    return "lower the learning rate or lengthen its warm-up, and clip gradients before optimizer.step()"
 
 
 def scale(trip: Trip) -> str:

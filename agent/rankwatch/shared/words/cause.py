@@ -43,10 +43,7 @@ ADVICE: dict[Cause, CauseAdvice] = {
     Cause.UPSTREAM: CauseAdvice(advice.upstream, Action.FIX_CODE),
     Cause.GRADIENT: CauseAdvice(advice.gradient, Action.FIX_CODE),
     Cause.REDUCTION: CauseAdvice(advice.reduction, Action.FIX_CODE),
-    Cause.DIVERGENCE: CauseAdvice(
-        lambda *_: "lower the learning rate or lengthen its warm-up, and clip gradients before optimizer.step()",
-        Action.FIX_CODE,
-    ),
+    Cause.DIVERGENCE: CauseAdvice(advice.divergence, Action.FIX_CODE),
     Cause.UNEXPLAINED: CauseAdvice(advice.unexplained, Action.RESTART_ELSEWHERE),
 }
 """What to do, unless the rule knows better."""

@@ -17,6 +17,7 @@ from ..bounded import BoundedDict
 from ..types.frame import DTYPE_MAX, BatchSummary, FrameTable, Kind, Phase
 from ..types.trip import Cause, Trip
 from .cause import classify
+from .facts import is_grown_by_other_code
 
 KEPT = 64
 """Batches of a rank's history."""
@@ -211,7 +212,7 @@ class OwnLosses:
 
 def end_of(found: Divergence, trip: Trip, cause: Cause, evidence: str) -> str:
     """The evidence of a divergence, and that of the trip at its end."""
-    return f"{describe_divergence(found, trip.rates)}; at the end ({cause.value}): {evidence}"
+    return f"{describe_divergence(found, trip)}; at the end ({cause.value}): {evidence}"
 
 
 def have_weights_left(trips: Sequence[Trip]) -> bool:
@@ -228,11 +229,11 @@ def end_of_weights(trips: Sequence[Trip], cause: Cause, evidence: str) -> str:
     module = f"{grown.module or '(root)'} ({grown.module_class})"
     was = f"abs max {grown.now:.3g}, and {grown.before:.3g} in batch {grown.batch}"
     left = f"the weights left their range within a few optimizer steps on all {len(trips)} ranks"
-    return f"{left}: {grown.label} of {module} had {was}. {_look(trips[0].rates)}; at the end ({cause.value}): {evidence}"
+    return f"{left}: {grown.label} of {module} had {was}. {_look(trips[0])}; at the end ({cause.value}): {evidence}"
 
 
-def describe_divergence(found: Divergence, rates: Sequence[float] = ()) -> str:
-    """The evidence in a sentence. ``rates``: the learning rates, if they are known."""
+def describe_divergence(found: Divergence, trip: Trip | None = None) -> str:
+    """The evidence in a sentence. ``trip``: the one at its end, if it is known."""
     what = "the loss" if found.is_loss else f"the {found.label} of the root (the loss is not known)"
     who = f" on all {found.ranks} ranks that were compared" if found.ranks > 1 else ""
     text = (
@@ -241,10 +242,18 @@ def describe_divergence(found: Divergence, rates: Sequence[float] = ()) -> str:
     if found.last_batch > found.batch:
         text += f", {found.last:.3g} in batch {found.last_batch}"
     fed = "; no input of the root had jumped" if found.has_inputs else ""
-    return f"{text}{fed}. {_look(rates)}"
+    return f"{text}{fed}. {_look(trip)}"
 
 
-def _look(rates: Sequence[float]) -> str:
+def _look(trip: Trip | None) -> str:
+    rates = trip.rates if trip is not None else ()
+    if trip is not None and trip.grown is not None and is_grown_by_other_code(trip):
+        grown, steps = trip.grown, max(1, trip.position.batch - trip.grown.batch)
+        return (
+            f"{grown.label} of {grown.module or '(root)'} ({grown.module_class}) went from {grown.before:.3g} in batch "
+            f"{grown.batch} to {grown.now:.3g}, and its optimizer changes it by {steps * trip.reach:.3g} at most in that time: "
+            "other code writes to the weights"
+        )
     shown = ", ".join(f"{rate:.3g}" for rate in rates[:SHOWN]) + (", ..." if len(rates) > SHOWN else "")
     known = f" ({shown}{' of its groups' if len(rates) > 1 else ''})" if rates else ""
     return f"Look at the learning rate{known}, its warm-up and the clipping of gradients"

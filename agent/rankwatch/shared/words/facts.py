@@ -247,3 +247,16 @@ def nearest(readings: Sequence[tuple[Reading, str]]) -> tuple[Reading, str] | No
 
 def _end(dtype: str) -> float:
     return DTYPE_MAX.get(dtype, math.inf)
+
+
+def is_grown_by_other_code(trip: Trip) -> bool:
+    """Whether the largest weight has grown by far more than the steps of its optimizer can have changed it."""
+    grown = trip.grown
+    if grown is None or trip.reach < 0:
+        return False
+    steps = max(1, trip.position.batch - grown.batch)
+    return grown.now - grown.before > _BEYOND * steps * trip.reach
+
+
+_BEYOND = 8.0
+"""Times the largest change of a step that is known: the gradients of the steps before may have been larger."""

@@ -47,6 +47,9 @@ FACTS = {
 _SURE = ("number", "state", "eps")
 """Facts of which each explains a bad weight by itself."""
 
+_OTHER = "other code wrote to it"
+_WRITES = "look at code that writes to this weight: a load, a merge, a copy of master weights, an average, clipping, x.data"
+
 _NO_FACT = (
     "look at what else the step reads (learning rate, state, weight decay), and at code that writes to the weight after it"
 )
@@ -79,10 +82,15 @@ def tell(weight: BadWeight) -> Told:
             )
         case Change.OTHER:
             step = f" since batch {known['step'].name}" if "step" in known and known["step"].name != "-1" else ""
+            if "reach" in known:
+                reach = known["reach"].name
+                return Told(
+                    f"the gradients were finite, and the step of {name} changes it by {reach} at most: {_OTHER}", _WRITES
+                )
             holds = f"its optimizer has not stepped{step}" if step else "no optimizer that was seen to step holds it"
             return Told(
-                f"{holds}: other code wrote to it",
-                "look at code that writes to this weight: a load, a copy of master weights, an average, clipping, x.data",
+                f"{holds}: {_OTHER}",
+                _WRITES,
             )
         case Change.HANDED:
             return Told(

@@ -64,6 +64,20 @@ def test_approaching_overflow_is_the_most_urgent() -> None:
             "operations, look at the data",
         ),
         (
+            replace(notice(NoticeKind.TRIAL, value=3.0), why="inf"),
+            "a trial: layer (Linear), output: inf in or after batch 12, with weights that code other than an optimizer wrote and "
+            "took back, such as a step size that a line search rejects: the training went on without them (3 such trials since "
+            "batch 10)",
+        ),
+        (
+            replace(
+                notice(NoticeKind.NO_GRADIENT, label="weight", value=57.0),
+                why="it never had a gradient, though SGD holds it: what head (Linear) is given was cut off",
+            ),
+            "no gradient: layer (Linear), weight: in 57 steps it never had a gradient, though SGD holds it: what head (Linear) "
+            "is given was cut off, by detach(), .data or NumPy; if that is meant, keep it out of the optimizer",
+        ),
+        (
             notice(NoticeKind.ZEROS, label="weight.grad", value=0.73, growth=0.1),
             "underflow: layer (Linear), weight.grad: 73% of the elements are zero in batch 12, "
             "a share that grows since batch 10",

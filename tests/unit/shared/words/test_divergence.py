@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 
 import makers
 from rankwatch.shared.types.frame import BatchSummary, FrameTable, Kind, Reading, State, pack
+from rankwatch.shared.types.trip import Cause, GrownWeight
+from rankwatch.shared.words.cause import advise
 from rankwatch.shared.words.divergence import KEPT, Divergence, LossHistory, LossRows, describe_divergence, find_divergence
 
 STEADY = [2.3, 2.1, 2.4, 2.0, 2.2, 1.9, 2.1, 1.8] * 3
@@ -158,3 +161,20 @@ def test_no_losses_make_it_fail(losses: list[float], batch: int) -> None:
     if one is not None:
         assert 0 < one.batch <= one.last_batch < batch
         assert describe_divergence(one)
+
+
+@pytest.mark.parametrize(
+    ("now", "reach", "is_by_other_code"),
+    [(8.0, 0.01, True), (8.0, 0.0, True), (8.0, 1.0, False), (4.05, 0.01, False), (8.0, -1.0, False)],
+)
+def test_weights_that_grow_by_more_than_the_optimizer_can_are_written_by_other_code(
+    now: float, reach: float, is_by_other_code: bool
+) -> None:
+    """In three batches from 4 on, of a largest step of ``reach``."""
+    one = found([*STEADY, *growing(3.0, 12)])
+    assert one is not None
+    grown = GrownWeight("0", "Linear", "weight", 4.0, now, 17, 4.0)
+    trip = replace(makers.trip(at=(20, 0, 0)), grown=grown, reach=reach, rates=(0.1,))
+    said, advice = describe_divergence(one, trip), advise(Cause.DIVERGENCE, trip, None)
+    assert ("other code writes to the weights" in said) is is_by_other_code
+    assert ("learning rate (0.1)" in said) is ("learning rate" in advice) is not is_by_other_code
