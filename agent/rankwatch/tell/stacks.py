@@ -280,6 +280,8 @@ def may_wait_for_ranks() -> bool:
         return False
     waits = code.co_name == _ENGINE or any(part in code.co_filename for part in _WAITING)
     return (waits and _SAVING not in code.co_filename) or bool(_collective(frames))
+
+
 def _workers(frames: list[FrameType]) -> list[Worker]:
     """The processes of the DataLoader whose next batch a thread waits for."""
     try:

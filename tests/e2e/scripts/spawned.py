@@ -36,4 +36,4 @@ def train(rank: int, shared: Tensor, store: str) -> None:
 
 
 if __name__ == "__main__":
-    mp.spawn(train, (torch.zeros(4).share_memory_(), os.path.abspath("store")), 2)
+    mp.spawn(train, (torch.zeros(4).share_memory_(), os.path.abspath("store")), 2)  # type: ignore[attr-defined, no-untyped-call]
