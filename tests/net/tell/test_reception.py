@@ -9,7 +9,7 @@ import zmq
 
 from rankwatch.shared.link import wire
 from rankwatch.shared.types import messages
-from rankwatch.tell.reception import BURST, Reception
+from rankwatch.tell.reception import BURST, PER_BYTE, Reception
 
 ABORT = messages.Abort("stop", 0, 0.0, 60.0)
 SOON = 10_000
@@ -57,3 +57,15 @@ def test_while_there_is_time_all_is_handled_and_without_any_nothing_is_received(
     assert not reception.receive(rank)
     assert handled == sent
     assert rank.poll(SOON)
+
+
+def test_what_zeromq_has_decrypted_is_charged(pair: tuple[zmq.Socket[bytes], zmq.Socket[bytes]]) -> None:
+    rank, collector = pair
+    reception = Reception("rank 0", lambda socket, message: None, lambda: False)
+    before = reception._work.left(time.monotonic())
+    for _ in range(16):
+        collector.send(bytes(1 << 20))
+    while rank.poll(0):
+        reception.receive(rank)
+    spent = BURST * (before - reception._work._saved / BURST)
+    assert spent > 0.9 * 16 * PER_BYTE * (1 << 20)

@@ -433,3 +433,9 @@ def test_arrays_of_a_long_message_lie_no_deeper_than_the_limit() -> None:
     while isinstance(unpacked, list):
         unpacked, depth = unpacked[-1], depth + 1
     assert (unpacked, depth) == (wire._UNREAD, wire.MAX_DEPTH)
+
+
+def test_an_array_of_more_items_than_the_limit_is_not_read() -> None:
+    for count, is_read in ((fields.MAX_ROWS, True), (fields.MAX_ROWS + 1, False)):
+        body = b"\x92\xa6FUTURE\xdd" + count.to_bytes(4, "big") + bytes(count)
+        assert (wire._unpack(body)[1] is not wire._UNREAD) == is_read
