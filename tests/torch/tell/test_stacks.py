@@ -10,9 +10,10 @@ import shutil
 import subprocess
 import sys
 import threading
+import traceback
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -291,18 +292,30 @@ def test_a_wait_for_a_dataloader_names_its_workers_and_what_they_wait_for(tmp_pa
     fifo = tmp_path / "part-7"
     os.mkfifo(fifo)
 
+    ended: list[str] = []
+
     def train(gate: threading.Event, is_there: threading.Event) -> None:
-        loader = iter(torch.utils.data.DataLoader(Slow(fifo), batch_size=1, num_workers=2))
-        next(loader)
-        is_there.set()
-        next(loader)
+        try:
+            loader = iter(torch.utils.data.DataLoader(Slow(fifo), batch_size=1, num_workers=2))
+            next(loader)
+            is_there.set()
+            next(loader)
+        except Exception:  # noqa: BLE001  the test tells it
+            ended.append(traceback.format_exc())
+
+    def is_read() -> bool:
+        assert not ended, ended[0]
+        with suppress(OSError):  # the worker has not opened it yet
+            ends.append(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
+        return bool(ends)
 
     def lines() -> list[str]:
         return [line for line in inspect(1, 0, with_files=True).lines if "DataLoader worker" in line]
 
     thread = threading.Thread(target=train, args=(threading.Event(), threading.Event()), name="training", daemon=True)
     thread.start()
-    end = os.open(fifo, os.O_WRONLY)  # returns once the worker has opened it
+    ends: list[int] = []
+    until(is_read)
     until(lambda: any(f"reading {fifo}" in line for line in lines()))
     first, second = lines()
     assert re.fullmatch(rf"  DataLoader worker 1 \(pid \d+\), whose batch comes next, sleeps.*, reading {fifo}", first)
@@ -312,5 +325,6 @@ def test_a_wait_for_a_dataloader_names_its_workers_and_what_they_wait_for(tmp_pa
         assert "test_stacks.py:" in spied
         assert "in Slow.__getitem__" in spied
     assert not [line for line in inspect(1, 0, with_files=False).lines if "DataLoader worker" in line]
-    os.close(end)
+    os.close(ends[0])
     thread.join()
+    assert not ended, ended[0]
