@@ -101,6 +101,7 @@ class Detector:
             model=hooks,
             outside=outside,
         )
+        undecided = settler.undecided
         batches = self._batches = Batches(life, settler, recorder, scales, steps, feed)
         collectives = self._collectives = Collectives(
             recorder, doors.guarded, is_watched=self._is_watched, is_measured=self._is_measured
@@ -109,7 +110,7 @@ class Detector:
         gradients = self._gradients = Gradients(
             config.gradients, batches, recorder, doors, model=hooks, collectives=collectives, losses=losses
         )
-        skipping = Skipping(config.on_bad_step, hooks, life, settler, steps)
+        skipping = Skipping(config.on_bad_step, hooks, life, undecided, steps)
         guard = self._guard = Guard(
             config, batches, settler, recorder, scales, steps, hooks, collectives, doors, reporter.on_notice, skipping
         )
@@ -134,8 +135,8 @@ class Detector:
         hooks.put_on(forwards, backwards)
         compiled = CompiledEntry(model, forwards)
         feed.subscribe(
-            copies, gradients, guard, skipping, batches, settler, hooks, losses, scales, fingerprints, standstill, ungraded,
-            limit, forwards, compiled, outside,
+            copies, gradients, guard, skipping, batches, undecided, settler, hooks, losses, scales, fingerprints, standstill,
+            ungraded, limit, forwards, compiled, outside,
         )  # fmt: skip
         watch = BackwardWatch(backwards)
         self._removed = hooks, compiled, gradients, scales, watch, guard, fingerprints, collectives, ungraded
@@ -215,7 +216,7 @@ class Detector:
         try:
             if not self.fault:  # first, as a batch may be run again with its hooks
                 self._doors.guarded(self._batches.settle)()
-                self._doors.guarded(self._settler.end_trial)()
+                self._doors.guarded(self._settler.undecided.end_trial)()
                 self._doors.guarded(self._guard.end)()
                 self._doors.guarded(partial(self._fingerprints.flush, wait=True))()
         except TrainingAborted:

@@ -1,4 +1,4 @@
-"""What a watch reports: batches, notices, and a trip with its close-up."""
+"""What a watch reports: parts of batches, notices, and a trip with its close-up."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from ..shared.types.frame import BatchSummary, Frame, FrameTable
 from ..shared.types.messages import Counts
 from ..shared.types.notice import Notice
 from ..shared.types.trip import Trip
+from .batch import BatchPart, PartState, Tables
+from .health import Health
 
 
 class BadReading(NamedTuple):
@@ -52,6 +54,32 @@ class Reporter(Protocol):
     def on_fingerprint(self, table: FingerprintTable, fingerprint: Fingerprint) -> None: ...
     def on_limit(self, batch: int) -> TrainingAborted: ...
     def on_fault(self, fault: str) -> None: ...
+
+
+class Sender:
+    """Gives the parts of batches to the reporter, with what is noticed of them."""
+
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter = reporter
+        self._tables = Tables()
+        self._health = Health()
+
+    def table_of(self, part: BatchPart) -> tuple[FrameTable, BatchSummary]:
+        return part.finish(self._tables)
+
+    def trace(self, part: BatchPart) -> None:
+        """Prints a part that is complete: its forward's with the loss."""
+        if part.batch.traced and part.frames and part.loss_of is None:
+            self._reporter.on_trace([frame.measured() for frame in part.frames])
+
+    def send(self, part: BatchPart) -> None:
+        if part.state is PartState.JUDGED:
+            self.trace(part)
+        part.move(PartState.SENT)
+        if part.frames and part.batch.is_streamed and not part.is_cut:
+            self._reporter.on_batch(*self.table_of(part), part.calls)
+            for notice in self._health.look(part):
+                self._reporter.on_notice(notice)
 
 
 class FoundTrip(NamedTuple):

@@ -8,7 +8,6 @@ the numbers have come, at most one part later.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ..measure.memory import memory_of_tensors
@@ -20,21 +19,17 @@ from ..rerun.forward import RootEntry
 from ..rerun.loss_graph import LossOrigin
 from ..shared.types.config import Config, Policy
 from ..shared.types.frame import BatchSummary, FrameTable, Kind, Moment, Phase
-from ..shared.types.notice import NoticeKind
-from ..shared.types.trip import LeftOut, Trip
-from ..shared.types.tuning import Check, Tuning
-from ..shared.words.sentences import by_operator
-from .batch import BatchInProgress, BatchPart, Gate, PartState, Tables
+from ..shared.types.tuning import Check
+from .batch import BatchInProgress, BatchPart, Gate, PartState
 from .between import UnmeasuredBatchRerun
-from .events import ForwardBegan, TuningCame
+from .events import TuningCame
 from .evidence import Evidence
-from .health import Health
 from .lifecycle import Life
 from .outside import Outside
-from .reporter import FoundTrip, Reporter, closeup_of
-from .steps.held import WEIGHTS_ARE_BAD, BadStep, HeldLoss, HeldLosses, harmless, harms, is_placeholder
+from .reporter import FoundTrip, Reporter, Sender
 from .steps.optimizer_steps import OptimizerSteps
 from .steps.trials import Trials
+from .steps.undecided import Undecided
 from .trip_finder import TripFinder
 
 MAX_RAISED = 3
@@ -47,7 +42,7 @@ class _ReadPart(NamedTuple):
 
 
 class Settler:
-    """Judges frames. ``waiting`` is a trip that was found, and is not raised yet.
+    """Judges frames. ``waiting`` is a trip that was found, and is not raised yet; ``undecided`` is what may yet be one.
 
     Args:
         life: the lives of the batches, which say what is judged late.
@@ -57,7 +52,7 @@ class Settler:
         outside: the calls of modules that are no part of it.
     """
 
-    events = (ForwardBegan, TuningCame)
+    events = (TuningCame,)
 
     def __init__(
         self,
@@ -85,24 +80,15 @@ class Settler:
         self._reporter = reporter
         self._judge_traced = judge_traced
         self._guards = config.guard and self._trips
-        self._holds = config.guard and config.policy is Policy.FIRST
-        self._may_hold = check is Check.FRAME
-        """Whether gradients are on the host: there they are read with ``check="async"``, too."""
-        self._held = HeldLosses()
-        self._trials = Trials(recorder, tape, model, steps)
-        self._skips = config.on_bad_step.skips
-        self.bad_step: BadStep | None = None
-        """What waits for its step to be left out, if it is."""
-        self._unsent: list[BatchPart] = []
-        """The parts since the first loss that is held, or the bad step: what is sent shows that this rank has passed."""
         self._model = model
         self._steps = steps
         self._evidence = Evidence(recorder, steps, model, sweep, outside)
         between = UnmeasuredBatchRerun(recorder, tape, sweep, steps, model)
         self.finder = TripFinder(config, life, tape, recorder, steps, between, self._evidence, reporter.on_notice)
+        self._sender = Sender(reporter)
+        trials = Trials(recorder, tape, model, steps)
+        self.undecided = Undecided(config, check, life, model, self.finder, trials, reporter, self._sender)
         self._raised = 0  # forwards that were run again as they had raised
-        self._tables = Tables()
-        self._health = Health()
         self._awaited: BatchPart | None = None  # the forward whose loss may come
         self._pending: deque[_ReadPart] = deque()
         self._has_bad = False  # whether any non-finite number was ever read: until then, nothing needs to be judged
@@ -114,12 +100,12 @@ class Settler:
         if self._tape.read():
             self._has_bad = True
         self.finder.ring.append(frame)
-        if not self._has_bad or self._waits or not self.finder.judge.tripping(frame.spec, frame.states):
+        if not self._has_bad or self.undecided.has_trip or not self.finder.judge.tripping(frame.spec, frame.states):
             return
-        if self._hold(frame, part, call):
+        if self.undecided.hold(frame, part, call, self.check):
             return
-        found = self._find(frame, part, call)
-        if found is None or (found := self._announce(found)) is None:
+        found = self.undecided.find(frame, part, call)
+        if found is None or (found := self.undecided.announce(found)) is None:
             return
         if frame.spec.readings[0].kind is Kind.MARKED:
             self._wait_with(self.waiting or found)  # detect_overflow returns to its caller, and the next hook raises
@@ -181,7 +167,7 @@ class Settler:
         """A gradient is bad in a batch in which only the root was measured: its forward is run again, measured and judged."""
         found = self.finder.find_again(BatchPart(batch), entry)
         if found is not None:
-            self._end_with(found)
+            self.undecided.end_with(found)
 
     def expect_no_loss(self) -> None:
         """A forward that awaits its loss is sent without it."""
@@ -201,16 +187,10 @@ class Settler:
             or not forward.frames
         ):
             return None
-        return forward.finish(self._tables)
+        return self._sender.table_of(forward)
 
-    def on(self, event: ForwardBegan | TuningCame) -> None:
-        match event:
-            case ForwardBegan():
-                self.end_trial()
-            case TuningCame(tuning):
-                self._tune(tuning)
-
-    def _tune(self, tuning: Tuning) -> None:
+    def on(self, event: TuningCame) -> None:
+        tuning = event.tuning
         if tuning.check is not None:
             self.poll(wait=True)
             self.check = tuning.check
@@ -246,7 +226,7 @@ class Settler:
     def release(self, part: BatchPart) -> None:
         """A backward has reached the part: it is sent now, or as soon as it is judged."""
         if part.is_sent_now:
-            self._send(part)
+            self.undecided.send(part)
 
     def _judged(self, part: BatchPart, *, has_tripped: bool = False) -> None:
         part.move(PartState.TRIPPED if has_tripped else PartState.JUDGED)
@@ -264,7 +244,7 @@ class Settler:
         self._close(part)
         self._has_bad |= self._tape.read()
         found = self._judge_late(part)
-        self._trace(part)
+        self._sender.trace(part)
         found = self.waiting or found
         self._wait_with(None)
         is_late = self._life.is_late(part)
@@ -277,7 +257,7 @@ class Settler:
             batch.is_full |= was_full  # a forward that comes next may belong to the same batch
         if found is not None and is_late:
             # The user's exception goes on; the trip counts all the same.
-            self._announce(found)
+            self.undecided.announce(found)
         self._judged(part)
 
     def drop_interrupted(self) -> None:
@@ -317,25 +297,25 @@ class Settler:
             self.add(frame, part, None)
 
     def _settle(self, part: BatchPart) -> None:
-        was_bad, found, last = self.bad_step is not None, self._judge_late(part), None
+        was_bad, found, last = self.undecided.bad_step is not None, self._judge_late(part), None
         if found is not None:
-            self._trace(part)
-            last = self._announce(found)
-        elif not was_bad and not self._waits:
-            self._trials.learn(part)
+            self._sender.trace(part)
+            last = self.undecided.announce(found)
+        elif not was_bad and not self.undecided.has_trip:
+            self.undecided.learn(part)
             if self._has_bad and part.batch.is_full:
                 self._evidence.learn(part)
         self._judged(part, has_tripped=found is not None)
         if part.loss_of is not None:
-            if found is None and self._held.drop_masked(part):
-                self._let_go()
+            if found is None:
+                self.undecided.drop_masked(part)
             if found is None or found.trip.culprit.kind is Kind.LOSS:  # else it only follows from its forward
                 part.loss_of.frames += part.frames
             self._send_without_loss(part.loss_of)
         elif found is not None:
             self._drop_loss_of(part)
         elif part.is_sent_now:
-            self._send(part)
+            self.undecided.send(part)
         if last is not None:
             raise self._reporter.on_trip(last.trip, last.bad_readings)
 
@@ -345,7 +325,7 @@ class Settler:
         if forward.is_judged:
             forward.batch.entry = None
             if forward.is_sent_now:
-                self._send(forward)
+                self.undecided.send(forward)
 
     def _drop_loss_of(self, part: BatchPart) -> None:
         """A forward trips: its loss follows from it, and is not judged."""
@@ -354,214 +334,18 @@ class Settler:
         self._awaited = None if self._awaited is part else self._awaited
         self._send_without_loss(part)
 
-    # --- losses that wait for the gradients of their step -----------------------------------------------------------------
-
-    def _hold(self, frame: PendingFrame, part: BatchPart, call: Call | None) -> bool:
-        """Whether what is bad in a frame is a loss: it is judged with the gradients, see ``decide_losses``."""
-        if not self._holds or frame.is_absorbed or not part.batch.is_streamed:
-            return False
-        if self.check is Check.ASYNC and not self._may_hold:
-            return False
-        tripping = self.finder.judge.tripping(frame.spec, frame.states)
-        if not self._held.may_be_loss(frame, tripping, part, call):
-            return False
-        self._held.all.append(HeldLoss(frame, part, call, self.finder.ring.copy()))
-        self._set_held()
-        return True
-
-    @property
-    def held_losses(self) -> int:
-        return len(self._held.all)
-
-    def decide_losses(self, *, are_bad: bool, is_reduced: bool, is_sharded: bool, is_skipped: bool = False) -> None:
-        """The gradients of the step are known: ``are_bad``. A loss that has no part in what is bad was harmless.
-
-        ``is_skipped``: the step was not taken, so that none harms.
-        """
-        try:
-            for held in tuple(self._held.all):
-                has_harmed = harms(held.batch, gradients_are_bad=are_bad, is_reduced=is_reduced, is_sharded=is_sharded)
-                if has_harmed and not is_skipped:
-                    self._raise_held(held)
-                    continue
-                if held.is_placeholder:
-                    for row in self.finder.judge.tripping(held.frame.spec, held.frame.states):
-                        self.finder.judge.forgive(held.frame.spec.module, held.frame.spec.readings[row].label)
-                if self._held.is_told(held):
-                    kind = NoticeKind.SKIPPED_STEP if has_harmed else NoticeKind.HARMLESS_LOSS
-                    self._reporter.on_notice(self._held.notice(held, self._why(held), kind))
-        finally:
-            self._held.all.clear()
-            self._let_go()
-
-    def _let_go(self) -> None:
-        """Losses are not held any more, or the bad step is decided on."""
-        self._set_held()
-        if not self._held.all and not self._waits:
-            unsent, self._unsent = self._unsent, []
-            for part in unsent:
-                self._send(part)
-
-    def _announce(self, found: FoundTrip) -> FoundTrip | None:
-        """Tells of a trip, and returns what ends the training. None: the trip waits for its step, which may be left out."""
-        self._held.all.clear()
-        if self._skips and not found.trip.weights:
-            self.bad_step = BadStep(found, closeup_of(found, self._reporter, self._model.modules))
-            self._set_held()
-            return None
-        if self._skips:
-            found = found._replace(trip=replace(found.trip, left_out=LeftOut(WEIGHTS_ARE_BAD)))
-        self._reporter.on_found(found.trip)
-        if (closeup := closeup_of(found, self._reporter, self._model.modules)) is not None:
-            self._reporter.on_closeup(closeup)
-        self._let_go()
-        return found
-
-    def _end_with(self, found: FoundTrip) -> None:
-        if (last := self._announce(found)) is not None:
-            raise self._reporter.on_trip(last.trip, last.bad_readings)
-
-    def _raise_held(self, held: HeldLoss) -> None:
-        found = self._trip_of_held(held)
-        if found is not None:
-            self._end_with(found)
-
-    # --- a bad step, which may be left out: see ``hook/step/skipping`` ----------------------------------------------------
-
-    def leave_out(self, left_out: LeftOut) -> None:
-        """The step is left out, on all ranks, and the training goes on."""
-        if (bad := self._end_bad_step()) is not None:
-            trip = self._tell(bad, left_out)
-            self._let_go()
-            self._reporter.on_left_out(trip)
-
-    def forgive(self, *, is_skipped: bool = False) -> None:
-        """The gradients of the step are finite, on all ranks: what tripped has harmed nothing, and trips no more.
-
-        ``is_skipped``: or the training, or its engine, has not taken the step.
-        """
-        if (bad := self._end_bad_step()) is not None:
-            if not is_skipped:
-                self.finder.judge.forgive(bad.found.trip.frame.spec.module, bad.found.trip.culprit.label)
-            kind = NoticeKind.SKIPPED_STEP if is_skipped else NoticeKind.HARMLESS_LOSS
-            self._reporter.on_notice(harmless(bad.found.trip, kind))
-            self._let_go()
-
-    def refuse(self, why: str, restored: tuple[str, ...] = ()) -> None:
-        """The step cannot be left out: its trip, if this rank has one, ends the training."""
-        if (bad := self._end_bad_step()) is not None:
-            trip = self._tell(bad, LeftOut(why, restored))
-            self._let_go()
-            raise self._reporter.on_trip(trip, bad.found.bad_readings)
-
-    def _tell(self, bad: BadStep, left_out: LeftOut) -> Trip:
-        trip = replace(bad.found.trip, left_out=left_out)
-        self._reporter.on_found(trip)
-        if bad.closeup is not None:
-            self._reporter.on_closeup(bad.closeup)
-        return trip
-
-    def _end_bad_step(self) -> BadStep | None:
-        """What is judged from now on belongs to another step."""
-        bad, self.bad_step = self.bad_step, None
-        if bad is not None:
-            self.finder.begin_anew()
-        return bad
-
-    # --- weights on trial -------------------------------------------------------------------------------------------------
-
-    @property
-    def _waits(self) -> bool:
-        """Whether a trip waits: what follows upon it is not judged."""
-        return self.bad_step is not None or self._trials.current is not None
-
-    def _set_held(self) -> None:
-        trial = self._trials.current
-        held = self._held.first, self.bad_step and self.bad_step.moment, trial and trial.moment
-        self._life.held = min((one for one in held if one is not None), default=None)
-
-    def end_trial(self) -> None:
-        """The next forward begins. If the weights are still those that were tried, the trip counts; else it harmed nothing."""
-        if self._trials.current is None:
-            return
-        trial, is_kept = self._trials.end()
-        self._let_go()
-        if is_kept:
-            self._end_with(trial.found)
-        else:
-            self.finder.begin_anew()
-            if (notice := self._trials.notice(trial)) is not None:
-                self._reporter.on_notice(notice)
-
-    def _trip_of_held(self, held: HeldLoss) -> FoundTrip | None:
-        batch, forward, self.finder.ring = held.batch, held.part.loss_of, held.ring
-        batch.entry = batch.run.entry if batch.run is not None else None
-        if forward is not None:  # it may be run again, and has its loss after its own frames
-            forward.frames = [one for one in forward.frames if one is not held.frame]
-        try:
-            return self.finder.find(held.frame, held.part, held.call)
-        finally:
-            batch.entry = None
-            if forward is not None and not forward.is_cut:
-                forward.frames.append(held.frame)
-
-    def _why(self, held: HeldLoss) -> str:
-        """What made a loss bad that has harmed nothing."""
-        closeup, ring, self.finder.closeup = self.finder.closeup, self.finder.ring, 0.0
-        try:
-            found = self._trip_of_held(held)
-        finally:
-            self.finder.closeup, self.finder.ring = closeup, ring
-        return by_operator(found.trip)[1] if found is not None else ""
-
-    def _send(self, part: BatchPart) -> None:
-        if self._held.all or self._waits:
-            self._unsent.append(part)
-            return
-        if part.state is PartState.JUDGED:
-            self._trace(part)
-        part.move(PartState.SENT)
-        if part.frames and part.batch.is_streamed and not part.is_cut:
-            self._reporter.on_batch(*part.finish(self._tables), part.calls)
-            for notice in self._health.look(part):
-                self._reporter.on_notice(notice)
-
     def _judge_late(self, part: BatchPart) -> FoundTrip | None:
         if not self._life.is_late(part):
             return None
-        if not self._has_bad or self._waits or (part.batch.traced and not self._judge_traced):
+        if not self._has_bad or self.undecided.has_trip or (part.batch.traced and not self._judge_traced):
             self.finder.ring.extend(part.frames)
             return None
         for frame in list(part.frames):
             self.finder.ring.append(frame)
-            if self._waits:
+            if self.undecided.has_trip or not self.finder.judge.tripping(frame.spec, frame.states):
                 continue
-            if self.finder.judge.tripping(frame.spec, frame.states) and not self._hold(frame, part, None):
-                was_full, found = part.batch.is_full, self._find(frame, part, None)
+            if not self.undecided.hold(frame, part, None, self.check):
+                was_full, found = part.batch.is_full, self.undecided.find(frame, part, None)
                 if found is not None or part.batch.is_full is not was_full:
                     return found
         return None
-
-    def _find(self, frame: PendingFrame, part: BatchPart, call: Call | None) -> FoundTrip | None:
-        """The trip of a frame, or of the bad loss behind a gradient."""
-        is_gradient = frame.spec.phase is Phase.BACKWARD and not frame.is_absorbed
-        held = self._held.behind(part.batch) if is_gradient else None
-        if held is not None:
-            return self._trip_of_held(held)
-        is_trial = self._holds and self._trials.may_be(frame, part)
-        found = self.finder.find(frame, part, call)
-        if found is not None and is_trial:
-            self._trials.begin(found, part)
-            self._set_held()
-            return None
-        if found is not None and self._holds and part.batch.is_streamed and is_placeholder(found.trip):
-            self._held.all.append(HeldLoss(frame, part, call, self.finder.ring.copy(), is_placeholder=True))
-            self._set_held()
-            self.finder.begin_anew()
-            return None
-        return found
-
-    def _trace(self, part: BatchPart) -> None:
-        """Prints a part that is complete: its forward's with the loss."""
-        if part.batch.traced and part.frames and part.loss_of is None:
-            self._reporter.on_trace([frame.measured() for frame in part.frames])

@@ -38,11 +38,12 @@ Rows = tuple[ReadingSpec, ...]
 
 
 class GradientOrigin:
-    """Looks for it in one model, whose modules ``hooks`` has. A trip is raised, or waits in ``settler.bad_step``."""
+    """Looks for it in one model, whose modules ``hooks`` has. A trip is raised, or waits in ``Undecided.bad_step``."""
 
     def __init__(self, batches: Batches, settler: Settler, recorder: Recorder, hooks: Hooks) -> None:
         self._batches = batches
         self._settler = settler
+        self._undecided = settler.undecided
         self._recorder = recorder
         self._hooks = hooks
         self._calls = backward.CallGradients(self._measured, hook=_unguarded)
@@ -62,11 +63,11 @@ class GradientOrigin:
             if why := self._measure_again(batch, sums, is_one=len(kept) == 1):
                 break
             self._batches.settle()
-            if self._settler.bad_step is not None:
+            if self._undecided.bad_step is not None:
                 return
         if not why and len(kept) > 1:
             self._measure_sums(last, sums)
-            if self._settler.bad_step is not None:
+            if self._undecided.bad_step is not None:
                 return
         came_from, was_finite = "", not why
         if not why and reduced_by:
@@ -109,7 +110,7 @@ class GradientOrigin:
         if why := _overwritten(batch, run.entry):
             return why
         self._settler.judge_again(batch, run.entry)
-        if self._settler.bad_step is not None:
+        if self._undecided.bad_step is not None:
             return ""
         root = self._hooks.named(run.entry.module)
         handed = [gradient for one in run.gradients for gradient in one.values()]

@@ -94,6 +94,7 @@ class Guard:
         self._arrived = doors.guarded(self._arrive)
         self._batches = batches
         self._settler = settler
+        self._undecided = settler.undecided
         self._recorder = recorder
         self._scales = scales
         self._steps = steps
@@ -157,7 +158,7 @@ class Guard:
             self._step_was_skipped()
         if self._steps.are_of_copies and self._passing is None and self._guards:
             self._passing = PassingGradients(self._hooks, self._batches.life, self._doors.guarded)
-        held = self._settler.held_losses
+        held = self._undecided.held_losses
         if held and (held >= MAX_RUNS or any(map(is_bad, self._gradients))):  # an engine's own step is not seen
             self.decide_losses()
         if torch.is_grad_enabled():
@@ -243,7 +244,7 @@ class Guard:
         if looks and not are_finite:
             self._norm.drop()
             are_finite = not any(map(is_bad, gradients))
-            if not are_finite and self._settler.bad_step is None:
+            if not are_finite and self._undecided.bad_step is None:
                 self._find_origin()
         if not (self._skipping.is_on and self._is_left_out(optimizer, are_bad=looks and not are_finite)):
             self._steps.updates.begin(optimizer, batch.position.batch, are_finite=are_finite)
@@ -267,11 +268,11 @@ class Guard:
 
         ``at_end``: the training has ended itself because of its loss.
         """
-        if self._settler.held_losses:
+        if self._undecided.held_losses:
             are_bad = at_end or any(map(is_bad, self._gradients))
             is_reduced = self._is_reduced and not at_end
             is_sharded = self._is_sharded or self._steps.are_of_copies  # an engine has the gradients
-            self._settler.decide_losses(are_bad=are_bad, is_reduced=is_reduced, is_sharded=is_sharded)
+            self._undecided.decide_losses(are_bad=are_bad, is_reduced=is_reduced, is_sharded=is_sharded)
 
     def stand_in(self, optimizer: Optimizer) -> None:
         """Before a step, once the detector has switched itself off."""
@@ -280,13 +281,13 @@ class Guard:
     def end(self) -> None:
         """The watch ends."""
         self.decide_losses()
-        self._settler.refuse(NO_STEP_CAME)
+        self._undecided.refuse(NO_STEP_CAME)
 
     def look_back(self, error: BaseException) -> TrainingAborted | None:
         """An exception ends the training. If it came upon a bad gradient, before a step could use it, that is a trip."""
         try:
             self.decide_losses(at_end=says_of_a_loss(error))
-            self._settler.refuse(NO_STEP_CAME)
+            self._undecided.refuse(NO_STEP_CAME)
         except TrainingAborted as trip:
             return trip
         if not (self._guards and self._awaits_step and self._batches.life.of_backward.is_streamed) or self._is_absorbed():
@@ -295,7 +296,7 @@ class Guard:
         try:
             if is_of_anomaly(error) or (have_come(self._gradients) and any(map(is_bad, self._gradients))):
                 self._find_origin()
-                self._settler.refuse(NO_STEP_CAME)
+                self._undecided.refuse(NO_STEP_CAME)
         except TrainingAborted as trip:
             return trip
         return None
@@ -313,10 +314,10 @@ class Guard:
         known = self._gradients
         if not self._keeps or self._is_absorbed() or (any(map(_is_used, known)) and not any(map(is_bad, known))):
             return
-        if self._settler.held_losses:
-            self._settler.decide_losses(are_bad=True, is_reduced=False, is_sharded=False, is_skipped=True)
-        if self._settler.bad_step is not None and not any(map(is_bad, known)):  # what trips says more than its gradients
-            self._settler.forgive(is_skipped=True)
+        if self._undecided.held_losses:
+            self._undecided.decide_losses(are_bad=True, is_reduced=False, is_sharded=False, is_skipped=True)
+        if self._undecided.bad_step is not None and not any(map(is_bad, known)):  # what trips says more than its gradients
+            self._undecided.forgive(is_skipped=True)
         elif (found := self._first_bad()) is not None and not found[0].is_searched_for and self._cadence.is_told(found[1]):
             self._notify(notice_of(*found, self._cadence))
         self._forget_passed()

@@ -27,9 +27,9 @@ from torch.optim import LBFGS, Optimizer
 
 from ...judge.events import ForwardComes, OtherStepBegins, StepDone
 from ...judge.lifecycle import Life
-from ...judge.settler import Settler
 from ...judge.steps.optimizer_steps import OptimizerSteps
 from ...judge.steps.skip_budget import SkipBudget
+from ...judge.steps.undecided import Undecided
 from ...measure.counted import unheard
 from ...measure.extremes import local
 from ...measure.modules import Modules
@@ -46,16 +46,16 @@ class Skipping:
     """Decides on the bad steps of one model.
 
     Args:
-        settler: has the trip that waits for its step.
+        undecided: has the trip that waits for its step.
     """
 
     events = (ForwardComes, OtherStepBegins, StepDone)
 
-    def __init__(self, allowed: OnBadStep, model: Modules, life: Life, settler: Settler, steps: OptimizerSteps) -> None:
+    def __init__(self, allowed: OnBadStep, model: Modules, life: Life, undecided: Undecided, steps: OptimizerSteps) -> None:
         self.is_on = allowed.skips
         self._model = model
         self._life = life
-        self._settler = settler
+        self._undecided = undecided
         self._steps = steps
         self._allowed = allowed
         self._budget = SkipBudget(allowed)
@@ -83,17 +83,17 @@ class Skipping:
             case ForwardComes():
                 self._forward_comes()
             case OtherStepBegins(optimizer):
-                if self._settler.bad_step is not None and not self._steps.have_begun():
+                if self._undecided.bad_step is not None and not self._steps.have_begun():
                     name = type(optimizer).__name__
-                    self._settler.refuse(f"the parameters of {name} are copies of the model's")
+                    self._undecided.refuse(f"the parameters of {name} are copies of the model's")
             case StepDone(optimizer):
                 self._step_done(optimizer)
 
     def _forward_comes(self) -> None:
-        if self._settler.bad_step is not None:
+        if self._undecided.bad_step is not None:
             self._forwards += 1
             if self._forwards > MAX_FORWARDS:
-                self._settler.refuse(f"no step of an optimizer of the model came in {MAX_FORWARDS} forwards")
+                self._undecided.refuse(f"no step of an optimizer of the model came in {MAX_FORWARDS} forwards")
         self._before.clear()
         if torch.is_grad_enabled() and (self._is_new or self._is_begun_anew):
             self._is_new = self._is_left_out = False
@@ -107,7 +107,7 @@ class Skipping:
 
         FSDP1 has views in the place of parameters in a forward, which show no gradient.
         """
-        if self._settler.bad_step is not None or self._life.awaits_backward:
+        if self._undecided.bad_step is not None or self._life.awaits_backward:
             return False
         return not any(
             value.grad is not None or not isinstance(value, nn.Parameter) for value in self._model.root.parameters()
@@ -124,13 +124,13 @@ class Skipping:
             has_skipped: whether an engine has skipped the step before this one.
         """
         if bool(torch.as_tensor(getattr(optimizer, "found_inf", None) or 0)):  # a fused optimizer skips the step by itself
-            is_bad, is_alike = self._settler.bad_step is not None, False
+            is_bad, is_alike = self._undecided.bad_step is not None, False
         is_bad = is_bad or self._is_left_out
         if not is_alike:
             self.has_asked = True
             is_bad = is_so_anywhere(is_bad)
         if not is_bad:
-            self._settler.forgive(is_skipped=has_skipped)
+            self._undecided.forgive(is_skipped=has_skipped)
             return False
         if self._steps.are_of_copies:
             self._leave_out(f"the parameters of {type(optimizer).__name__} are copies of the model's")
@@ -150,7 +150,7 @@ class Skipping:
         """A loss scaler has come to the step of an optimizer. If it has skipped the step, it did so on all ranks."""
         if self._is_new or not self.is_on or not found_inf(scaler, optimizer):
             return
-        if is_so_anywhere(self._settler.bad_step is not None):
+        if is_so_anywhere(self._undecided.bad_step is not None):
             self._leave_out("")
             self._tell()
         self._begin_step()
@@ -160,9 +160,9 @@ class Skipping:
         self._is_left_out = True
         restored = self._copies.put_back()
         if unfit:
-            self._settler.refuse(unfit, restored)
+            self._undecided.refuse(unfit, restored)
         elif not self._budget.spend(self._step):
-            self._settler.refuse(str(self._budget), restored)
+            self._undecided.refuse(str(self._budget), restored)
         else:
             left = self._budget.left(self._step)
             self._left_out = LeftOut("", restored, left, self._allowed.most, self._allowed.of)
@@ -170,7 +170,7 @@ class Skipping:
     def _tell(self) -> None:
         left_out, self._left_out = self._left_out, None
         if left_out is not None:
-            self._settler.leave_out(left_out)
+            self._undecided.leave_out(left_out)
 
     # --- after it -----------------------------------------------------------------------------------------------------
 
@@ -182,7 +182,7 @@ class Skipping:
                 group.clear()
                 group.update(values, params=parameters)
             if versions_of(optimizer) != versions:
-                self._settler.refuse(f"{type(optimizer).__name__} has changed weights or its state without gradients")
+                self._undecided.refuse(f"{type(optimizer).__name__} has changed weights or its state without gradients")
         if not self._before:
             self._tell()
         if not self._is_new:

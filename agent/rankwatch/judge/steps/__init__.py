@@ -1,1 +1,1 @@
-"""The steps of optimizers: how many there were, what each changed, and the losses that wait for one."""
+"""The steps of optimizers: how many there were, what each changed, and what waits for one."""
