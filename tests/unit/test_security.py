@@ -63,7 +63,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "unit/decide/core/test_run.py::test_a_second_process_does_not_take_a_live_ranks_place",
     ),
     "starts another job of the same name": (
-        "unit/decide/core/test_starts.py::test_ranks_of_two_starts_that_come_mixed_are_kept_apart",
+        "unit/decide/launch/test_launches.py::test_ranks_of_two_starts_that_come_mixed_are_kept_apart",
     ),
     "sends something that is no message, too large, or inconsistent": (
         f"{HOSTILE}::test_bad_messages_are_counted_and_the_other_run_goes_on",
