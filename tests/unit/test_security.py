@@ -121,7 +121,7 @@ FIGURES: dict[str, tuple[str, ...]] = {
         f"beside {BURSTS[reception.BURST]} at once",
         f"{sockets.RANK_HIGH_WATER} messages wait in the rank",
         f"messages of over {_mib(reception.MAX_RECEIVED_BYTES)} end the connection",
-        f"changes of options pass {_EACH_SECOND[link.TUNES_PER_SECOND]}",
+        f"changes of options pass {_EACH_SECOND[reception.TUNES_PER_SECOND]}",
         f"is sent again every {COUNTS[1 / link.WELCOMES_PER_SECOND]} seconds",
         {60.0: "the log gets one line a minute"}[reception.COMPLAINT_INTERVAL],
     ),
