@@ -63,7 +63,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
         "unit/decide/core/test_run.py::test_a_second_process_does_not_take_a_live_ranks_place",
     ),
     "starts another job of the same name": (
-        "unit/decide/core/test_starts.py::test_ranks_of_two_starts_that_come_mixed_are_kept_apart",
+        "unit/decide/launch/test_launches.py::test_ranks_of_two_starts_that_come_mixed_are_kept_apart",
     ),
     "sends something that is no message, too large, or inconsistent": (
         f"{HOSTILE}::test_bad_messages_are_counted_and_the_other_run_goes_on",
@@ -121,7 +121,7 @@ FIGURES: dict[str, tuple[str, ...]] = {
         f"beside {BURSTS[reception.BURST]} at once",
         f"{sockets.RANK_HIGH_WATER} messages wait in the rank",
         f"messages of over {_mib(reception.MAX_RECEIVED_BYTES)} end the connection",
-        f"changes of options pass {_EACH_SECOND[link.TUNES_PER_SECOND]}",
+        f"changes of options pass {_EACH_SECOND[reception.TUNES_PER_SECOND]}",
         f"is sent again every {COUNTS[1 / link.WELCOMES_PER_SECOND]} seconds",
         {60.0: "the log gets one line a minute"}[reception.COMPLAINT_INTERVAL],
     ),

@@ -11,7 +11,7 @@ The id comes from ``RANKWATCH_START`` if set, else from the job's own store: of 
 and nobody waits for another one. Each takes its place under the id, and one for its agent. If a place there is another
 process's, that has ended, the id is of an earlier launch: the rank writes a new one, with the id ``earlier`` that it takes over
 from. A rank whose places are free in the earlier id, as it never came so far, takes that one unknowingly. Then the collector puts
-it right (``decide/core/ledger.py``): it knows which ranks have ended, and by ``earlier`` which two ids are one launch.
+it right (``decide/launch/launches.py``): it knows which ranks have ended, and by ``earlier`` which two ids are one launch.
 
 Why this holds where a launch is not the first one:
 

@@ -23,24 +23,22 @@ from ..measure.ledger import LEDGER, Teller
 from ..shared.link import wire
 from ..shared.link.allowance import Allowance
 from ..shared.link.connection import Connection
-from ..shared.link.own_time import OwnTime
 from ..shared.link.sockets import dealer
 from ..shared.link.wake import Wake
 from ..shared.system.exit_queue import ExitQueue
 from ..shared.system.process import age
-from ..shared.system.resources import lack
 from ..shared.types import messages
 from ..shared.types.closeup import CloseUp
 from ..shared.types.fingerprint import Fingerprint, FingerprintTable
 from ..shared.types.frame import BatchSummary, FrameTable, Moment, Whereabouts
 from ..shared.types.notice import Notice
 from ..shared.types.trip import MAX_RERUN, Trip
-from .departure import DEPARTURE, STAYING, Leave, Stuck
+from .contact import Contact
+from .departure import DEPARTURE, STAYING, LastStay, Stuck, abort_of_orphan
 from .fork import keep_from_children
 from .holds import HOLDS
 from .outbox import Outbox
-from .reception import MAX_RECEIVED_BYTES, PAUSE, Reception
-from .reread import ConnectionSource
+from .reception import MAX_RECEIVED_BYTES, PAUSE, Reception, Tunings
 from .spool import Spool
 from .stacks import Inspector, may_wait_for_ranks, place_of
 
@@ -52,15 +50,6 @@ CONNECT_TIMEOUT = 3.0
 HELLO_INTERVAL = 0.5
 WELCOMES_PER_SECOND, WELCOMES_AT_ONCE = 0.5, 20.0
 """After more WELCOMEs, HELLO waits: with each one, all that the collector has not stored is sent again."""
-
-RECONNECTING = 8
-"""Descriptors of a further socket."""
-
-SILENT_HEARTBEATS = 3
-"""After this many heartbeats without an answer, in which this rank ran, it reconnects."""
-
-UNANSWERED = 1.0
-"""Seconds without an answer, after which a rank that is not connected reads its connection file again."""
 
 ANSWERS = 2
 """To a probe: see ``_answers_to``."""
@@ -74,26 +63,14 @@ FAREWELL_TIMEOUT = 4.0
 """Seconds that ``close`` waits for the last messages to be acknowledged, even if the collector has just become unreachable:
 a rank whose BYE does not arrive counts as lost."""
 
-STAY_INTERVAL = 0.5
-"""Seconds between looks at whether this rank may leave, while it stays for another one and is told nothing."""
-
-STAY_UNTOLD = 2.0
-"""Seconds after which a rank that stays says so: most leave before."""
-
 STUCK_INTERVAL = 0.25
 """Seconds between looks at whether the training, which is to stop, is stuck in a collective."""
 
 TRIP_TIMEOUT = 0.2
 """Seconds that a close-up waits until the collector has the trip."""
 
-TUNES_PER_SECOND, TUNES_AT_ONCE = 1.0, 10.0
-"""Changes of options that are passed on; of more, the last one. Each has all changes of the run."""
-
 RECOUNTS_PER_SECOND, RECOUNTS_AT_ONCE = 20.0, 64.0
 """Answers to RECOUNT, of up to 16 KiB each, for which no thread of the training waits. All calls that are kept take 16."""
-
-ORPHAN_GRACE, ORPHAN_HOLD_LIMIT = 10.0, 300.0
-"""Of the abort of a rank whose torchrun and collector have both ended: what a collector's options are by default."""
 
 VERDICT_MARGIN = 1.0
 """Seconds on top of the decision window that a tripped rank waits for its verdict."""
@@ -135,11 +112,10 @@ class Link:
     """
 
     def __init__(self, connection: Connection, hello: messages.Hello, watch: Linked, source: str = "") -> None:
-        self._connection = connection
         self._hello = hello
         self._watch = watch
-        self._source = ConnectionSource(source, connection)
         self._who = f"rankwatch: rank {hello.rank}"
+        self._contact = Contact(self._who, connection, source)
         self.refusal = ""
         """Why the collector has refused this rank for good; empty if it has not."""
         self.is_unused: Callable[[], bool] = lambda: False
@@ -155,28 +131,20 @@ class Link:
         self._released = False
         self._farewell_until = 0.0
         self._parting = ""  # how the process ends, until it has told what it called last
-        self._own_time = OwnTime(time.monotonic())
-        self._heard_at = self._own_time.read(time.monotonic(), 0.0)
-        self._silent_for = 0.0
-        self._was_silent = False
         self.complaint = ""
         """The last refusal that was logged; empty once the collector has taken this rank."""
         self._reception = Reception(self._who, self._handle, self._aborted.is_set)
         self._welcomes = Allowance(WELCOMES_PER_SECOND, WELCOMES_AT_ONCE)
         self._recounts = Allowance(RECOUNTS_PER_SECOND, RECOUNTS_AT_ONCE)
-        self._tunes = Allowance(TUNES_PER_SECOND, TUNES_AT_ONCE)
-        self._tuning: messages.Tune | None = None  # to be passed on
+        self._tunings = Tunings(self._who, lambda tune: self._watch.on_tune(tune))
         self._has_asked = False  # whether a HELLO has no WELCOME yet
         self._pid = os.getpid()
         self._exit_queue = ExitQueue(hello.incarnation)
-        self._torchrun = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
-        """The process that started this one and is to end it. Another launcher may end and leave its ranks behind."""
         self._was: tuple[bool, bool] = False, False
         """Whether it held, and had left, at the last beat."""
-        self._leave = Leave()
+        self._last_stay = LastStay(self._who)
         self._stuck = Stuck()
         self._has_said_bye = self._stays = False
-        self._may_go = threading.Event()
 
         self._probe: Moment | None = None
         self._rerun = 0.0
@@ -199,7 +167,7 @@ class Link:
         Raises:
             ProtocolError: the collector refused this rank for good (another version of the protocol, say).
         """
-        keep_from_children(self._connection.address)
+        keep_from_children(self._contact.connection.address)
         HOLDS.listen(self._wake)
         DEPARTURE.listen(self._wake)
         STAYING.clear()  # a process that trains again does not end
@@ -261,8 +229,8 @@ class Link:
         self._say_bye(outcome, text, "" if error is None else place_of(error))
         if self.run and not self.refusal and self._thread.is_alive():
             if self._spool.wait_until_empty(FAREWELL_TIMEOUT):
-                self._leave.hear_nothing()
-            if left := self._stays_for():
+                self._last_stay.hear_nothing()
+            if left := self._last_stay.left():
                 self._watch.on_stay(left)  # where the process is ending, it has a deadline
                 self._stays = True
                 STAYING.append(self._stay)
@@ -276,25 +244,10 @@ class Link:
             moment = self._watch.where().moment
             self._append(lambda seq: messages.Bye(seq, outcome, text, moment, at))
 
-    def _stays_for(self) -> float:
-        """Seconds for which the end of the process waits yet. Without a torchrun, nobody ends the other ranks with this one."""
-        return 0.0 if self._is_orphaned else self._leave.left(time.monotonic())
-
     def _stay(self) -> None:
-        """Waits until this rank may leave."""
-        if os.getpid() != self._pid:
-            return
-        untold: float | None = time.monotonic() + STAY_UNTOLD
-        while left := self._stays_for():
-            if untold is not None and time.monotonic() > untold:
-                log.warning(
-                    "%s: stays up to %.0f s: another rank may save, and torchrun would end it after this one",
-                    self._who,
-                    left,
-                )
-                untold = None
-            self._may_go.wait(min(left, STAY_INTERVAL))
-        self._end()
+        if os.getpid() == self._pid:
+            self._last_stay.wait()
+            self._end()
 
     def _end(self) -> None:
         self._stop = True
@@ -314,24 +267,25 @@ class Link:
 
     def _run(self) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        socket = dealer(context, self._connection, MAX_RECEIVED_BYTES)
+        socket = dealer(context, self._contact.connection, MAX_RECEIVED_BYTES)
         try:
             while not self._stop:
                 if self._loses_the_collector() or self._finds_another_collector():
                     socket.close(0)
-                    while (why := lack(RECONNECTING)) and not self._stop:  # ZeroMQ would end the process
-                        log.warning("%s: %s; trying again", self._who, why)
-                        time.sleep(HELLO_INTERVAL * 10)
-                    socket = dealer(context, self._connection, MAX_RECEIVED_BYTES)
+                    self._contact.wait_for_room(lambda: self._stop)
+                    socket = dealer(context, self._contact.connection, MAX_RECEIVED_BYTES)
                 self._turn(socket)
                 if self._stays:
-                    self._stop = self._stop or not self._stays_for()
+                    self._stop = self._stop or not self._last_stay.left()
                 elif self._released and not self._stop:
                     self._say_farewell()
             self._send_last(socket)
         except ProtocolError as error:
             log.error(
-                "%s: the collector at %s sent %s; training goes on without it", self._who, self._connection.address, error
+                "%s: the collector at %s sent %s; training goes on without it",
+                self._who,
+                self._contact.connection.address,
+                error,
             )
             self._online.clear()
         except Exception:
@@ -358,23 +312,16 @@ class Link:
         self._stop = not (self._online.is_set() and self._spool.is_behind and now < self._farewell_until)
 
     def _loses_the_collector(self) -> bool:
-        if not self._online.is_set() or self._silent_for <= SILENT_HEARTBEATS * self._welcome.heartbeat:
+        if not self._online.is_set() or not self._contact.is_lost(self._welcome.heartbeat):
             return False
-        log.warning("%s: the collector at %s fell silent; trying to reach it again", self._who, self._connection.address)
-        self._was_silent = True
-        self._leave.lose(time.monotonic())
+        self._last_stay.lose()
         self._online.clear()
         return True
 
     def _finds_another_collector(self) -> bool:
-        if self._online.is_set() or self.refusal or self._silent_for <= UNANSWERED:
+        if self._online.is_set() or self.refusal or not self._contact.is_renewed():
             return False
-        renewed = self._source.renewed(time.monotonic())
-        if renewed is None:
-            return False
-        log.warning("%s: the connection file names another collector, at %s: trying to reach it", self._who, renewed.address)
-        self._connection, self._next_hello = renewed, 0.0
-        keep_from_children(renewed.address)
+        self._next_hello = 0.0
         return True
 
     def _turn(self, socket: zmq.Socket[bytes]) -> None:
@@ -390,13 +337,11 @@ class Link:
         self._wake.drain()
         heard = self._reception.receive(socket)
         now = time.monotonic()
-        self._look_for_silence(now, heard)
-        self._pass_on_tuning()
+        self._contact.listen(now, self._welcome.heartbeat, heard=heard)
+        self._tunings.pass_on()
         if not self._online.is_set():
-            if self._is_orphaned and self.run and not self.refusal:
-                who = f"rank {self._hello.rank}"
-                text = f"the torchrun that started {who} has ended, no collector answers, and the rank trained on"
-                self._abort(messages.Abort(text, -1, 0.0, ORPHAN_GRACE, ORPHAN_HOLD_LIMIT))
+            if self._last_stay.is_orphaned and self.run and not self.refusal:
+                self._abort(abort_of_orphan(self._hello.rank))
             may_ask = now >= self._next_hello and not self.refusal and self._welcomes.has(now)
             if may_ask and self._send(socket, replace(self._hello, age=age())):
                 self._next_hello = now + HELLO_INTERVAL
@@ -424,13 +369,6 @@ class Link:
         """How often the probe is answered by now: as its moment is passed, and as all before it is settled."""
         at = self._watch.where()
         return (at.moment > probe) + (at.settled > probe)
-
-    def _look_for_silence(self, now: float, heard: bool) -> None:
-        """What the collector sent is handled by now. It is not silent because this thread did not run."""
-        own = self._own_time.read(now, self._welcome.heartbeat)
-        if heard:
-            self._heard_at = own
-        self._silent_for = own - self._heard_at
 
     def _next_event(self) -> float:
         if not self._online.is_set():
@@ -464,7 +402,7 @@ class Link:
     def _beat(self) -> messages.Beat:
         at, spool = self._watch.where(), self._spool
         return messages.Beat(
-            at.moment, at.phase, len(spool), spool.dropped, time.time(), bool(HOLDS), self._is_orphaned,
+            at.moment, at.phase, len(spool), spool.dropped, time.time(), bool(HOLDS), self._last_stay.is_orphaned,
             at.first_of_step, at.settled, DEPARTURE.has_left, self.calls.news(),
         )  # fmt: skip
 
@@ -482,10 +420,6 @@ class Link:
             self._spool.give_up()
             self._send(socket, self._beat())
             self._outbox.send(partial(self._send, socket))
-
-    @property
-    def _is_orphaned(self) -> bool:
-        return self._torchrun not in (None, os.getppid())
 
     # --- receiving ---
 
@@ -509,27 +443,24 @@ class Link:
             self._send(socket, messages.Ack(self._spool.sent, abort=True))
             self._abort(message)
         elif isinstance(message, messages.Stay):
-            self._leave.tell(message.seconds, time.monotonic())
-            (self._may_go.clear if message.seconds else self._may_go.set)()
+            self._last_stay.tell(message.seconds)
             self._watch.on_stay(message.seconds)
         elif isinstance(message, messages.Tune):
-            self._tuning = message
-            self._pass_on_tuning()
+            self._tunings.take(message)
         elif isinstance(message, messages.Error):
             self._refused(message)
 
     def _abort(self, message: messages.Abort) -> None:
         if not self._aborted.is_set():
-            self._leave.stop(message.grace, time.monotonic())
+            self._last_stay.stop(message.grace)
             try:
                 self._watch.on_abort(message)
             finally:
                 self._aborted.set()
 
     def _go_online(self, welcome: messages.Welcome) -> None:
-        if self._was_silent:
-            log.warning("%s: the collector is back", self._who)
-        self._was_silent = self._has_asked = False
+        self._contact.find()
+        self._has_asked = False
         self.complaint = ""
         self._welcome = welcome
         self._outbox.renew(welcome)
@@ -537,16 +468,6 @@ class Link:
         self._next_beat = 0.0
         self._online.set()
         self._settled.set()
-
-    def _pass_on_tuning(self) -> None:
-        tuning = self._tuning
-        if tuning is None or not self._tunes.take(time.monotonic()):
-            return
-        self._tuning = None
-        try:
-            self._watch.on_tune(tuning)
-        except Exception:  # an ABORT must still be received
-            log.exception("%s: an error of ours while the options were changed; training goes on", self._who)
 
     def _refused(self, error: messages.Error) -> None:
         if self.refusal:

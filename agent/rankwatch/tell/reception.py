@@ -34,6 +34,9 @@ PAUSE = 0.05
 COMPLAINT_INTERVAL = 60.0
 """Seconds between two lines in the log about what the collector sends."""
 
+TUNES_PER_SECOND, TUNES_AT_ONCE = 1.0, 10.0
+"""Changes of options that are passed on; of more, the last one. Each has all changes of the run."""
+
 
 class Reception:
     """Receives messages within ``SHARE`` of a core.
@@ -97,3 +100,28 @@ class Reception:
             return
         self._has_heard = True
         self._handle(socket, message)
+
+
+class Tunings:
+    """Passes changes of options on to the watch, as often as a training bears."""
+
+    def __init__(self, who: str, on_tune: Callable[[messages.Tune], None]) -> None:
+        self._who = who
+        self._on_tune = on_tune
+        self._allowance = Allowance(TUNES_PER_SECOND, TUNES_AT_ONCE)
+        self._waiting: messages.Tune | None = None
+
+    def take(self, tune: messages.Tune) -> None:
+        self._waiting = tune
+        self.pass_on()
+
+    def pass_on(self) -> None:
+        """Passes on what waits, if it may be by now."""
+        tune = self._waiting
+        if tune is None or not self._allowance.take(time.monotonic()):
+            return
+        self._waiting = None
+        try:
+            self._on_tune(tune)
+        except Exception:  # an ABORT must still be received
+            log.exception("%s: an error of ours while the options were changed; training goes on", self._who)

@@ -22,8 +22,8 @@ from rankwatch.shared.types import messages
 from rankwatch.shared.types.frame import BEGINNING
 from rankwatch.shared.types.tuning import Tuning
 from rankwatch.tell import link as link_module
-from rankwatch.tell.link import TUNES_AT_ONCE, WELCOMES_PER_SECOND
-from rankwatch.tell.reception import BURST, SHARE
+from rankwatch.tell.link import WELCOMES_PER_SECOND
+from rankwatch.tell.reception import BURST, SHARE, TUNES_AT_ONCE
 
 M = TypeVar("M")
 

@@ -307,7 +307,7 @@ def test_a_tuning_that_fails_does_not_cost_the_abort(
     rank = ranks(starts=False)
     rank.link._watch.on_tune = lambda tune: [][1]  # type: ignore[method-assign]
     assert rank.link.start()
-    with caplog.at_level(logging.CRITICAL, "rankwatch.tell.link"):
+    with caplog.at_level(logging.CRITICAL, "rankwatch.tell.reception"):
         control.tune(collector.collector.connection, messages.Tune(tuning=Tuning(every=10)))
         rank.link.send_trip(makers.trip())
         assert rank.link.wait_for_verdict()

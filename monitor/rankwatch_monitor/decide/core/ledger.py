@@ -20,9 +20,10 @@ from rankwatch.shared.words.patterns import describe_unmatched, ignorable, names
 
 from ..keys.budget import LINES_AT_ONCE, MAX_RUNS, WORDS_OVERHEAD, Budget
 from ..keys.keyring import ANY_JOB
+from ..launch.launches import Launches, moves
 from .effects import Effect, IssueKey, Note, Send
 from .gaps import Gap
-from .journal import Entry, JobEnded, JobInterrupted, Left, Opened, Progress
+from .journal import Entry, JobEnded, JobInterrupted, Opened, Progress
 from .options import Options
 from .report import RankState
 from .run import Run
@@ -42,8 +43,6 @@ KNOWN_NAMES = 4096
 
 TRIED_NAMES = 16
 """Numbers of one name that are tried one after the other: each one is a look at the disk, which may be a network away."""
-
-Kind: TypeAlias = tuple[str, int]
 
 
 class Received(NamedTuple):
@@ -129,7 +128,7 @@ class Ledger:
         self._options = options
         self._claim = claim
         self._peers: dict[bytes, tuple[Run, int]] = {}
-        self._alike = defaultdict[Kind, list[Run]](list)
+        self._launches = Launches()
         self._names = BoundedDict[str, int](KNOWN_NAMES)
         """The last number that a run of this name got: a search from the first one would take ever longer."""
 
@@ -212,12 +211,12 @@ class Ledger:
             run.replay(entry)
         run.resume(progress, now)
         self._add(name, run)
-        self._note_successors(run)
+        self._launches.note_successors(run)
         return run
 
     def _add(self, name: str, run: Run) -> None:
         self.runs[name] = run
-        self._alike[_kind_of(run.opened)].append(run)
+        self._launches.add(run)
 
     def _forget_old_runs(self) -> None:
         over = defaultdict[str, list[str]](list)
@@ -226,10 +225,7 @@ class Ledger:
                 over[run.opened.bound].append(name)
         for name in [name for names in over.values() for name in names[:-KEPT_RUNS]]:
             run = self.runs.pop(name)
-            kind = _kind_of(run.opened)
-            self._alike[kind].remove(run)
-            if not self._alike[kind]:
-                del self._alike[kind]
+            self._launches.forget(run)
             for rank in run.ranks.values():
                 if self._peers.get(rank.peer, (None,))[0] is run:
                     del self._peers[rank.peer]
@@ -251,7 +247,7 @@ class Ledger:
             return self._hello(peer, message, bound, now, size)
         if peer in self._peers:
             run, rank = self._peers[peer]
-            if run.later is not None and _moves(run, rank, run.later):
+            if run.later is not None and moves(run, rank, run.later):
                 return (Send(peer, messages.Error(f"this launch is run {run.later.id} by now: say HELLO", "hello")),)
             return run.intake.receive(rank, message, now, size)
         if isinstance(message, messages.Tune):
@@ -303,7 +299,7 @@ class Ledger:
 
     def _hello(self, peer: bytes, hello: messages.Hello, bound: str, now: float, size: int) -> Iterator[Effect]:
         complaint = _complaint(hello, bound)
-        run = self._run_of(hello, now)
+        run = self._launches.run_of(hello, now)
         remedy = "stop"
         if not complaint and run is None:
             yield from self._make_room(bound, now)
@@ -338,19 +334,12 @@ class Ledger:
                 yield from self._note_refusal(f"refused {rival}: {text}", bound)
             yield Send(peer, messages.Error(text, "none"))
             return
-        self._let_go(run, hello, now)
+        self._launches.let_go(run, hello, now)
         self._assign(peer, run, hello.rank, now)
         yield from run.intake.welcome(hello, peer, now)
         if is_new:
-            self._note_successors(run)
-            self._note_later(run)
-
-    def _let_go(self, run: Run, hello: messages.Hello, now: float) -> None:
-        """The run of an earlier launch, in which this process was, waits for it no more."""
-        for earlier in self._alike[_kind_of(hello)]:
-            rank = earlier.ranks.get(hello.rank) if earlier.later is run else None
-            if rank is not None and rank.is_running and rank.hello.incarnation == hello.incarnation:
-                earlier.books.find(now, Left(RankState.ENDED), hello.rank)
+            self._launches.note_successors(run)
+            self._launches.note_later(run)
 
     def _assign(self, peer: bytes, run: Run, rank: int, now: float) -> None:
         """From now on this peer alone speaks for this rank, and for no other rank."""
@@ -363,22 +352,6 @@ class Ledger:
             if its_run is run and its_rank == rank:  # else that peer speaks for another rank by now
                 del self._peers[held.peer]
         self._peers[peer] = run, rank
-
-    def _run_of(self, hello: messages.Hello, now: float) -> Run | None:
-        """The run this rank belongs to; None: it begins a new one."""
-        alike = [run for run in self._alike.get(_kind_of(hello), ()) if _key_of(run.opened) == _key_of(hello)]
-        for known in reversed(alike):
-            rank = known.ranks.get(hello.rank)
-            if rank is not None and rank.hello.incarnation == hello.incarnation:
-                if known.later is not None and _moves(known, hello.rank, known.later):
-                    return known.later
-                return known  # even when it is over: a process that was stopped for a while must still be aborted
-        under_way = [run for run in reversed(alike) if not run.over]
-        if same := [run for run in under_way if _is_one_launch(run.opened, hello)]:
-            return next((run for run in same if _may_join(run, hello, now)), None)
-        # Of an unknown start, the names alone are known.
-        unsure = (run for run in under_way if bool(run.opened.start) != bool(hello.start))
-        return next((run for run in unsure if hello.rank not in run.ranks and _may_join(run, hello, now)), None)
 
     def _under_way(self, bound: str) -> list[Run]:
         """The runs that one key began."""
@@ -429,20 +402,6 @@ class Ledger:
             if other.opened.model != run.opened.model and not other.over and _share_processes(other, run):
                 other.hear_of_sibling(run.id, now)
 
-    def _note_successors(self, run: Run) -> None:
-        """Of two runs of one job, the one whose processes are older is told of the other one."""
-        for other in self._alike[_kind_of(run.opened)]:
-            if other is not run and not other.over:
-                older, newer = (run, other) if run.born_at < other.born_at else (other, run)
-                older.successor = newer.id
-
-    def _note_later(self, new: Run) -> None:
-        """Of the runs with an id in common, the new one is that of the launch now under way."""
-        for run in self._alike[_kind_of(new.opened)]:
-            is_earlier = run is not new and not run.over and _key_of(run.opened) == _key_of(new.opened)
-            if is_earlier and new.opened.start and _is_one_launch(run.opened, new.opened):
-                run.later = new
-
 
 def _attempts(first: int) -> Iterator[int]:
     """Numbers that a run's name may have, the last ones ever further apart: 100,000 names in use take 33 looks."""
@@ -451,51 +410,10 @@ def _attempts(first: int) -> Iterator[int]:
         yield first + TRIED_NAMES + (1 << doublings)
 
 
-def _kind_of(who: messages.Hello | Opened) -> Kind:
-    """What successive runs of a job have in common."""
-    return who.job, who.model
-
-
-def _key_of(who: messages.Hello | Opened) -> tuple[str, int, int]:
-    """What the ranks of a run have in common, beside their start. Agents count restarts differently: those are for show."""
-    return who.job, who.world_size, who.model
-
-
-def _is_one_launch(opened: Opened, other: messages.Hello | Opened) -> bool:
-    """Whether their starts may be one: they are the same, or one took over from the other.
-
-    A rank that never asked in an earlier launch has its id (see ``tell/agreement.py``); the others know both.
-    """
-    if not (opened.start and other.start):
-        return opened.start == other.start and opened.restart == other.restart  # names are all there is
-    return other.start in (opened.start, opened.earlier) or opened.start == other.earlier
-
-
 def _share_processes(run: Run, other: Run) -> bool:
     """Whether these are the runs of two models that the same processes train."""
     processes = ((rank.hello, other.ranks[number].hello) for number, rank in run.ranks.items() if number in other.ranks)
     return any((a.host, a.pid) == (b.host, b.pid) for a, b in processes)
-
-
-def _moves(run: Run, number: int, later: Run) -> bool:
-    """Whether this rank, which is heard of, belongs to the later launch."""
-    return run.may_leave(number) and not later.over and number not in later.ranks
-
-
-def _may_join(run: Run, hello: messages.Hello, now: float) -> bool:
-    """Whether a process that is new in this run may be one of its ranks, or has at least to wait for the one that is."""
-    rank = run.ranks.get(hello.rank)
-    if rank is None:
-        born_at = now - hello.age
-        is_younger = hello.age > 0 and (run.was_decided_before(born_at) or run.lost_one_before(born_at))
-        return not is_younger  # it belongs to what comes after that end
-    if hello.earlier and hello.earlier == rank.hello.start:
-        return False  # it takes over from this one, which is dead
-    # A rank that has ended does not come back: the same job was started anew.
-    if rank.connected or not rank.is_running:
-        return rank.is_running
-    is_same_process = (rank.hello.host, rank.hello.pid) == (hello.host, hello.pid)  # after an exec
-    return not is_same_process and now - rank.heard_at <= run.options.lost_after
 
 
 def _is_noted_down(hello: messages.Hello, run: Run | None) -> bool:

@@ -11,7 +11,7 @@ import pytest
 
 from rankwatch.shared.link import connection as connections
 from rankwatch.shared.link.connection import Connection
-from rankwatch.tell.reread import INTERVAL, ConnectionSource
+from rankwatch.tell.contact import INTERVAL, ConnectionSource
 
 KNOWN = Connection("tcp://head:1", "s" * 40, "p" * 40, "c" * 40, "train")
 

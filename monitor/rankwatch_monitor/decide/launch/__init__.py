@@ -1,0 +1,1 @@
+"""The launches of a job: which run each process is of."""
