@@ -10,17 +10,15 @@ import shutil
 import subprocess
 import sys
 import threading
-import traceback
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-import torch
 
 from collectors import until
-from jobs import environment
+from jobs import PATIENCE, environment
 from rankwatch.measure import collectives
 from rankwatch.shared.link import wire
 from rankwatch.shared.printable import printable
@@ -271,60 +269,52 @@ def test_torchs_debug_server_is_pointed_at() -> None:
 # --- a DataLoader ---------------------------------------------------------------------------------------------------------
 
 
-class Slow(torch.utils.data.Dataset[int]):
-    """Its second row comes out of a FIFO."""
+LOADING = """
+import os, sys, threading, time
+import torch
+from rankwatch.tell.stacks import inspect
 
-    def __init__(self, fifo: Path) -> None:
-        self._fifo = str(fifo)
-
-    def __len__(self) -> int:
+class Slow(torch.utils.data.Dataset):
+    def __len__(self):
         return 2
 
-    def __getitem__(self, row: int) -> int:
+    def __getitem__(self, row):
         if row:
-            with open(self._fifo, "rb") as file:
+            with open(sys.argv[1], "rb") as file:
                 return len(file.read())
         return row
+
+def train():
+    for _ in torch.utils.data.DataLoader(Slow(), batch_size=1, num_workers=2):
+        pass
+
+def told():
+    return inspect(1, 0, with_files=True).lines
+
+thread = threading.Thread(target=train, name="training")
+thread.start()
+end = os.open(sys.argv[1], os.O_WRONLY)  # returns once the worker has opened it
+while not any(f"reading {sys.argv[1]}" in line for line in told()):
+    time.sleep(0.01)
+print(*told(), "without files", *inspect(1, 0, with_files=False).lines, sep="\\n")
+os.close(end)
+thread.join()
+"""
+"""The second row of the data comes out of a FIFO."""
 
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "aarch64"), reason="calls of the system have other numbers")
 def test_a_wait_for_a_dataloader_names_its_workers_and_what_they_wait_for(tmp_path: Path) -> None:
+    """In a process of its own: a fork from a thread may crash where other tests have started threads."""
     fifo = tmp_path / "part-7"
     os.mkfifo(fifo)
-
-    ended: list[str] = []
-
-    def train(gate: threading.Event, is_there: threading.Event) -> None:
-        try:
-            loader = iter(torch.utils.data.DataLoader(Slow(fifo), batch_size=1, num_workers=2))
-            next(loader)
-            is_there.set()
-            next(loader)
-        except Exception:  # noqa: BLE001  the test tells it
-            ended.append(traceback.format_exc())
-
-    def is_read() -> bool:
-        assert not ended, ended[0]
-        with suppress(OSError):  # the worker has not opened it yet
-            ends.append(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
-        return bool(ends)
-
-    def lines() -> list[str]:
-        return [line for line in inspect(1, 0, with_files=True).lines if "DataLoader worker" in line]
-
-    thread = threading.Thread(target=train, args=(threading.Event(), threading.Event()), name="training", daemon=True)
-    thread.start()
-    ends: list[int] = []
-    until(is_read)
-    until(lambda: any(f"reading {fifo}" in line for line in lines()))
-    first, second = lines()
+    command = [sys.executable, "-c", LOADING, str(fifo)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 0, done.stderr
+    with_files, _, without = done.stdout.partition("without files\n")
+    first, second = (line for line in with_files.splitlines() if "DataLoader worker" in line)
     assert re.fullmatch(rf"  DataLoader worker 1 \(pid \d+\), whose batch comes next, sleeps.*, reading {fifo}", first)
     assert re.fullmatch(r"  DataLoader worker 0 \(pid \d+\) sleeps.*", second)
     if shutil.which("py-spy") is not None:
-        spied = "".join(inspect(1, 0, with_files=True).lines)
-        assert "test_stacks.py:" in spied
-        assert "in Slow.__getitem__" in spied
-    assert not [line for line in inspect(1, 0, with_files=False).lines if "DataLoader worker" in line]
-    os.close(ends[0])
-    thread.join()
-    assert not ended, ended[0]
+        assert "in Slow.__getitem__" in with_files
+    assert "DataLoader worker" not in without

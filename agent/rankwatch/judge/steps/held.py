@@ -37,9 +37,8 @@ class HeldLoss(NamedTuple):
     part: BatchPart
     call: Call | None
     ring: deque[PendingFrame]
-
-    is_placeholder: bool = False
-    """See ``is_placeholder``."""
+    found: FoundTrip | None = None
+    """Its trip, if it is a placeholder (see ``is_placeholder``): what made it is known already."""
 
     @property
     def batch(self) -> BatchInProgress:
@@ -100,7 +99,7 @@ class HeldLosses:
             return False
         before, self.all = (
             self.all,
-            [one for one in self.all if one.batch is not loss.batch or one.is_handed or one.is_placeholder],
+            [one for one in self.all if one.batch is not loss.batch or one.is_handed or one.found is not None],
         )
         return len(self.all) < len(before)
 

@@ -95,7 +95,7 @@ class Undecided:
             self._set_held()
             return None
         if found is not None and self._holds and part.batch.is_streamed and is_placeholder(found.trip):
-            self._held.all.append(HeldLoss(frame, part, call, self._finder.ring.copy(), is_placeholder=True))
+            self._held.all.append(HeldLoss(frame, part, call, self._finder.ring.copy(), found))
             self._set_held()
             self._finder.begin_anew()
             return None
@@ -168,7 +168,7 @@ class Undecided:
                 if has_harmed and not is_skipped:
                     self._raise_held(held)
                     continue
-                if held.is_placeholder:
+                if held.found is not None:
                     for row in self._finder.judge.tripping(held.frame.spec, held.frame.states):
                         self._finder.judge.forgive(held.frame.spec.module, held.frame.spec.readings[row].label)
                 if self._held.is_told(held):
@@ -184,6 +184,8 @@ class Undecided:
             self.end_with(found)
 
     def _trip_of_held(self, held: HeldLoss) -> FoundTrip | None:
+        if held.found is not None:
+            return held.found
         batch, forward, self._finder.ring = held.batch, held.part.loss_of, held.ring
         batch.entry = batch.run.entry if batch.run is not None else None
         if forward is not None:  # it may be run again, and has its loss after its own frames
