@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from collectors import until
-from jobs import PATIENCE, environment
+from collectors import PATIENCE, until
+from jobs import environment
 from rankwatch.measure import collectives
 from rankwatch.shared.link import wire
 from rankwatch.shared.printable import printable
