@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ...measure.extremes import dtype_name
+from ...measure.extremes import dtype_name, local
 from ...rerun.arguments import state_of_tensor
 from ...shared.types.frame import NON_FINITE
 from ...shared.types.trip import Change, UpdateFact
@@ -155,8 +155,10 @@ class Updates:
         largest = _NORMED_STEP
         if name == "SGD":
             used = [parameter.grad, optimizer.state.get(parameter, {}).get("momentum_buffer")]
-            known = [one.detach().abs().max() for one in used if isinstance(one, Tensor) and one.numel()]
-            all_used = [one.grad for one in group["params"] if one.grad is not None]
+            # This rank's parts alone: the largest number of a DTensor is asked of all ranks, and no other one asks.
+            own = [local(one) for one in used if isinstance(one, Tensor)]
+            known = [one.abs().max() for one in own if one.numel()]
+            all_used = [local(one.grad) for one in group["params"] if one.grad is not None]
             if not known or not any(bool(one.any()) for one in [*known, *all_used]):  # zeroed since
                 return -1.0
             largest = float(sum(known))
