@@ -294,7 +294,7 @@ def told():
 thread = threading.Thread(target=train, name="training")
 thread.start()
 end = os.open(sys.argv[1], os.O_WRONLY)  # returns once the worker has opened it
-while not any(f"reading {sys.argv[1]}" in line for line in told()):
+while not any("comes next" in line and f"reading {sys.argv[1]}" in line for line in told()):
     time.sleep(0.01)
 print(*told(), "without files", *inspect(1, 0, with_files=False).lines, sep="\\n")
 os.close(end)
