@@ -11,8 +11,10 @@ round the store does not answer rank 0 any more; ``scaled``: one agent, then thr
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
 import sys
 import time
 import warnings
@@ -34,9 +36,10 @@ STEPS, BAD = 400, 5
 
 def start(how: str, folder: Path) -> None:
     """Forks the agents; further ones once the first round is over."""
-    rdzv = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", "job"]
+    port = free_port()
+    rdzv = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "job"]
     if how == "static":
-        rdzv = ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+        rdzv = ["--master-addr", "127.0.0.1", "--master-port", str(port)]
     conf = ["--rdzv-conf", "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=3"] if how != "static" else []
     nodes = {"more": "2:3", "scaled": "1:3"}.get(how, "2")
     if how == "given":
@@ -58,12 +61,19 @@ def start(how: str, folder: Path) -> None:
             torch.distributed.run.main([*arguments, __file__, how, str(folder)])
             os._exit(0)
         if number == 0:
-            time.sleep(1.0)  # the first agent has the store, and rank 0
+            wait_for_store(port)  # which the first agent has
     left = set(agents)
     while len(left) > (1 if how == "scaled" else 0):  # the last one would wait for others for ever
         left.discard(os.wait()[0])
     for agent in left:
         os.kill(agent, signal.SIGKILL)
+
+
+def wait_for_store(port: int) -> None:
+    while True:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+            return
+        time.sleep(0.01)
 
 
 def wait_for(path: Path) -> None:
