@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import stat
 import time
 from pathlib import Path
@@ -158,8 +157,9 @@ def test_a_trainer_that_the_module_knows_is_left_out(tmp_path: Path) -> None:
     knows = Root(lambda self, x: x, before=1, trainer=Trainer(), after="2")
     at = written(tmp_path, knows, torch.ones(2)).path
     assert at is not None
-    assert os.path.getsize(at / MANIFEST) < 200_000
-    state = dict(manifest(at)["module"]["state"])
+    made = manifest(at)["module"]  # the list of sources grows with what other tests have imported
+    assert len(json.dumps(made)) < 10_000
+    state = dict(made["state"])
     assert (state["before"], state["after"], state["trainer"]["is"]) == (1, "2", "absent")
 
 

@@ -222,7 +222,8 @@ class Story:
                 rank.leave.stop(effect.message.grace, now)
             elif isinstance(effect.message, messages.Stay):
                 rank.leave.tell(effect.message.seconds, now)
-        if any(rank.holds for rank in self.ranks) and self.stopped_at > GO:
+        # A rank that cannot be reached is lost after a while, as of when it was heard: so is what it held.
+        if any(rank.holds and rank.connection >= 0 for rank in self.ranks) and self.stopped_at > GO:
             self.held_at = min(now, self.stopped_at + LIMIT)
         for rank in self.ranks:
             if rank.has_closed and rank.is_stopped and not rank.has_ended:
