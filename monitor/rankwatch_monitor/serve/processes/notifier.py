@@ -62,7 +62,7 @@ class Notifier:
         self._waiting: OrderedDict[str, deque[Event]] = OrderedDict()
         """By job."""
         self._untold: Counter[str] = Counter()
-        self._is_closing = False
+        self._is_closing = self._runs = False
         self._thread: threading.Thread | None = None
 
     def tell(self, report: Report) -> None:
@@ -84,7 +84,7 @@ class Notifier:
         """Waits for the command, until ``stop``: for the one that runs, and for a few that wait."""
         with self._changed:
             self._is_closing = True
-            limit = LIMIT * min(LAST_EVENTS, 1 + self._count())
+            limit = LIMIT * min(LAST_EVENTS, self._runs + self._count())
             self._changed.notify()
         if self._thread is None:
             return
@@ -125,6 +125,7 @@ class Notifier:
     def _next(self) -> tuple[str, Report, str, Outcome | None, int] | None:
         """Waits for the first event of the next job, and counts those that are told with it alone; None: no more come."""
         with self._changed:
+            self._runs = False
             while not self._waiting and not self._is_closing:
                 self._changed.wait()
             if not self._waiting or self._programs.is_stopped:
@@ -132,6 +133,7 @@ class Notifier:
                 return None
             job, waiting = next(iter(self._waiting.items()))
             event = waiting.popleft()
+            self._runs = True
             if waiting:
                 self._waiting.move_to_end(job)
                 return *event, 0
