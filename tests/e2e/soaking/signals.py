@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
+from pathlib import Path
 
 from collectors import PATIENCE, until
 from e2e.soaking.part import Part
@@ -49,7 +51,7 @@ class Signals(Part):
             is_to_all = number not in ENDING and self.random.random() < 0.5
             self.counts[f"{signal.Signals(number).name if number < signal.SIGRTMIN else 'real time'}"] += 1
             (os.killpg if is_to_all else os.kill)(process.pid, number)
-            until(lambda count=count: got.exists() and len(got.read_text().split()) >= count)
+            until(partial(_has_lines, got, count))
         assert process.wait(PATIENCE) == 0, (folder / "log").read_text()
         came = list(map(int, got.read_text().split()))
         meant = [int(signal.SIGTERM if number in ENDING else number) for number in sent]
@@ -62,3 +64,7 @@ class Signals(Part):
         if self.process is not None and self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
+
+
+def _has_lines(file: Path, count: int) -> bool:
+    return file.exists() and len(file.read_text().split()) >= count
