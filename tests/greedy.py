@@ -35,6 +35,7 @@ LONG = "x" * 16_000
 NESTED = msgpack.packb(["BEAT", [[0] * 60] * 100_000])
 
 Parts = list[bytes]
+_MEBIBYTE = bytes(1 << 20)
 
 
 def _frame_table(number: int, rows: int = 8000) -> FrameTable:
@@ -113,6 +114,7 @@ RAW: dict[str, Callable[[int], Parts]] = {
     "malformed": lambda n: [b"\x93\xa5HELLO" + bytes(1000)],
     "unknown": lambda n: [b"\x92\xa6FUTURE" + b"\xc0" * 1],
     "multipart": lambda n: [b"x"] * 50,
+    "long multipart": lambda n: [_MEBIBYTE] * 100,
     "long malformed": lambda n: [NESTED],
 }
 MADE, LONG_MADE = 12, 3

@@ -1,4 +1,4 @@
-"""Random faults in six parts, checked against what the ranks themselves say.
+"""Random faults in eight parts, checked against what the ranks themselves say.
 
 pytest -m soak                               each part for its share of ten minutes
 RANKWATCH_SOAK_PARTS=storms,floods pytest .  these parts alone
@@ -16,8 +16,10 @@ from e2e.site import Forge
 from e2e.soaking.disk import FlakyDisk, FullDisk
 from e2e.soaking.faults import Faults
 from e2e.soaking.floods import Floods
+from e2e.soaking.launches import Launches
 from e2e.soaking.part import Part
 from e2e.soaking.relaunches import Relaunches
+from e2e.soaking.signals import Signals
 from e2e.soaking.storms import Storms
 
 pytestmark = pytest.mark.e2e
@@ -26,6 +28,8 @@ PARTS: dict[str, type[Part]] = {
     "faults": Faults,
     "storms": Storms,
     "relaunches": Relaunches,
+    "launches": Launches,
+    "signals": Signals,
     "floods": Floods,
     "full-disk": FullDisk,
     "flaky-disk": FlakyDisk,

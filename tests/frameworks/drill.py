@@ -43,7 +43,8 @@ class Drill:
     @property
     def notices(self) -> tuple[str, ...]:
         of_all = [notice for run in self.runs for notice in (*run.report["notices"], *run.report["desync"])]
-        return tuple(notice.get("kind") or notice["pattern"] for notice in of_all)
+        collectives = ["collectives" for run in self.runs for _ in run.report["collectives"]]
+        return (*(notice.get("kind") or notice["pattern"] for notice in of_all), *collectives)
 
     @property
     def said(self) -> Said:

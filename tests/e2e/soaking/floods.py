@@ -24,7 +24,7 @@ MAX_MEMORY, MAX_DISK = 3 * 2**30, 2 * 2**30
 
 class Floods(Part):
     def begin(self) -> None:
-        kinds = sorted(greedy.KINDS)
+        kinds = sorted({*greedy.KINDS, *greedy.RAW})
         self.kinds = self.random.sample(kinds, len(kinds))
         self.sites: list[Site] = []
         self.crews: list[Crew] = []
