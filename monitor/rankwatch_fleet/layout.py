@@ -63,7 +63,7 @@ SCHEMA = pa.schema(
         ),
     }.items()
 )  # fmt: skip
-"""docs/pages/fleet.md explains the columns."""
+"""docs/pages/internals/archive.md explains the columns."""
 
 
 def day_of(seconds: float) -> date:

@@ -47,14 +47,15 @@ TOLD = next(command for command in commands("behaviour.md") if "--on-verdict" in
 ONE_OF_TWO_NODES = next(command for command in commands("guide.md") if "--nnodes" in command)
 TUNE = [command for command in commands("guide.md") if command.startswith("rankwatch tune")]
 COMPLETION = [command for command in commands("guide.md") if "completion" in command]
-RESTARTED = [command for command in commands("report.md") if "--max-restarts" in command]
+RESTARTED = [command for command in commands("reference/advice.md") if "--max-restarts" in command]
 OF_A_RUN = [command for page in ("report.md", "views.md") for command in commands(page) if command not in (UI, *RESTARTED)]
 JOBS = {
     "trace": [command for command in commands("guide.md") if "/trace/" in command or "TRACE" in command],
     "zero-code": commands("zero-code.md"),
     "doctor": commands("doctor.md"),
     "restarts": RESTARTED,
-    "fleet": commands("fleet.md"),
+    "fleet": [*commands("fleet.md"), *commands("internals/archive.md")],
+    "comparison": commands("internals/comparison.md"),
     "bad-step": commands("bad-step.md"),
     "metrics": [command for command in commands("metrics.md") if command.startswith("rankwatch")],
 }
@@ -335,6 +336,14 @@ def test_the_named_files_and_tests_exist() -> None:
     assert len(named) > 1
     for path, function in named:
         assert f"def {function}" in (ROOT / path).read_text(), (path, function)
+
+
+def test_what_a_user_reads_first_is_short() -> None:
+    """The pages of the first two parts, the README among them, have 18,000 words at most."""
+    nav = (ROOT / "docs" / "mkdocs.yml").read_text().partition("nav:\n")[2].partition("  - For a site:")[0]
+    pages = ["README.md", *re.findall(r"(\S+\.md)$", nav, re.MULTILINE)]
+    assert {"README.md", "tutorial.md", "report.md", "glossary.md"} < set(pages)
+    assert sum(len(PAGES[page].split()) for page in pages) <= 18_000
 
 
 def test_no_sentence_is_repeated() -> None:

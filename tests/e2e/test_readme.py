@@ -29,7 +29,7 @@ def test_its_links_resolve() -> None:
 def test_its_figures_are_those_of_the_cost_page() -> None:
     detector, frame = re.findall(r"^\| T5-small's shape.*? \| (\S+) \| (\S+) ", PAGES["cost.md"], re.MULTILINE)[0]
     assert f"takes {frame} times as long on two CPU cores; with Hugging Face's detector, {detector} times" in README
-    assert re.search(r"^\| 8,192 \|.*\| 17 / 36 \|", PAGES["cost.md"], re.MULTILINE)
+    assert re.search(r"^\| 8,192 \|.*\| 17 / 36 \|", PAGES["internals/measured.md"], re.MULTILINE)
     assert "8,192 ranks" in README
     assert "17 ms" in README
 

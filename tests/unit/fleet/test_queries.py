@@ -1,4 +1,4 @@
-"""The queries of docs/pages/fleet.md give what ``rankwatch fleet`` says; and what it says of an archive with bad machines."""
+"""The queries of docs/pages/internals/archive.md give what ``rankwatch fleet`` says; and what that says of bad machines."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_bad_gpu_stands_out_and_others_do_not(found: Fleet) -> None:
 
 def test_the_documented_queries(archive: Path, found: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(archive)
-    in_duckdb, _, _, further = blocks(PAGES["fleet.md"], "sql")
+    in_duckdb, _, _, further = blocks(PAGES["internals/archive.md"], "sql")
     rows = duckdb.execute(in_duckdb).fetchall()
     assert len(rows) == found.gpus.count
     assert {gpu: k for gpu, k, *_ in rows if k} == {one.name: one.incidents for one in found.gpus.found}
@@ -56,7 +56,7 @@ def test_the_documented_queries(archive: Path, found: Fleet, monkeypatch: pytest
 @pytest.mark.skipif(shutil.which("java") is None, reason="Spark needs a Java")
 def test_the_documented_query_on_spark(archive: Path) -> None:
     spark_sql = pytest.importorskip("pyspark.sql", reason="needs pyspark")
-    in_duckdb, in_spark, *_ = blocks(PAGES["fleet.md"], "sql")
+    in_duckdb, in_spark, *_ = blocks(PAGES["internals/archive.md"], "sql")
     view, query_text = in_spark.replace("s3a://bucket/runs", str(archive / "archive")).split(";", 1)
     session = spark_sql.SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
     session.sql(view)

@@ -59,7 +59,7 @@ SCHEMAS: Mapping[str, pa.Schema] = {
         ]
     ),
 }  # fmt: skip
-"""What the columns of each are called and made of; docs/pages/views.md explains them."""
+"""What the columns of each are called and made of; docs/pages/internals/record.md explains them."""
 
 _PACKED = "run", "job", "restart", *(name for name, _ in (*_RANK, *_READING)), "batch", "optimizer_step", "state"
 """Columns with few different values, which Parquet packs best with a dictionary."""
