@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from rankwatch.shared.types.frame import NO_LOSS
+
 from .report import Outcome, RankState
 
 if TYPE_CHECKING:
@@ -36,7 +38,8 @@ class RunStanding(NamedTuple):
 
     Ranks send a beat, and standings are written, every ``heartbeat`` seconds. ``waiting`` says which ranks an election waits
     for; it is empty outside an election. ``desynced`` counts the parameters that are not what they must be, ``skipped`` the
-    steps that were left out, ``collectives`` the process groups whose members do not call the same.
+    steps that were left out, ``collectives`` the process groups whose members do not call the same. ``loss`` is the mean of the
+    ranks' last losses, or NO_LOSS.
     """
 
     job: str
@@ -51,6 +54,7 @@ class RunStanding(NamedTuple):
     desynced: int = 0
     skipped: int = 0
     collectives: int = 0
+    loss: float = NO_LOSS
 
 
 def standing_of_rank(rank: Rank, now: float) -> RankStanding:
@@ -74,4 +78,10 @@ def standing_of(run: Run) -> RunStanding:
         desynced=len(run.replicas.all()) + run.replicas.watch.findings.unkept,
         skipped=run.skips.count,
         collectives=run.calls.differ,
+        loss=_loss_of(run),
     )
+
+
+def _loss_of(run: Run) -> float:
+    losses = [rank.loss for rank in run.ranks.values() if rank.loss != NO_LOSS]
+    return sum(losses) / len(losses) if losses else NO_LOSS

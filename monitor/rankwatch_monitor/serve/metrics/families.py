@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeAlias
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 
 from rankwatch import __version__
+from rankwatch.shared.types.frame import NO_LOSS
 
 from ...decide.core.effects import Show
 from ...decide.core.report import Outcome, RankState
@@ -133,6 +134,10 @@ FAMILIES = (
         "rankwatch_headroom_ratio",
         "Smallest factor in the last minute between a reading and the largest number of its dtype, over all ranks.", (),
         _while_under_way(_headroom),
+    ),
+    Family(
+        "rankwatch_loss", "Mean of the ranks' last losses, as given to backward().", (),
+        _while_under_way(lambda run: None if (loss := run.shown.standing.loss) == NO_LOSS else loss),
     ),
     Family(
         "rankwatch_trips_total", "Ranks that tripped.", (),

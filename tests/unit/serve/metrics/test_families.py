@@ -53,7 +53,9 @@ def test_the_metrics_of_a_run() -> None:
         standing(1, batch=9, still=40.0, quiet="silent, but still connected", queued=5),
         standing(2, batch=2, state=RankState.FAILED, still=100.0, dropped=4),
     )
-    found = values(shown(*ranks, tripped=1, stalled=1, desynced=6, skipped=2, collectives=3), headroom=2.0, age=0.5)
+    found = values(
+        shown(*ranks, tripped=1, stalled=1, desynced=6, skipped=2, collectives=3, loss=0.75), headroom=2.0, age=0.5
+    )
     of_run = {name.removesuffix("{run=train-0}"): value for name, value in found.items() if name.endswith("{run=train-0}")}
     assert of_run == {
         "rankwatch_batches_total": 13,
@@ -67,6 +69,7 @@ def test_the_metrics_of_a_run() -> None:
         "rankwatch_skipped_steps_total": 2,
         "rankwatch_differing_groups_total": 3,
         "rankwatch_headroom_ratio": 4.0,
+        "rankwatch_loss": 0.75,
         "rankwatch_queued_messages": 7,
         "rankwatch_dropped_batches_total": 5,
     }
