@@ -14,7 +14,7 @@ from rankwatch_monitor.decide.keys import budget, tables
 from rankwatch_monitor.serve.door import fair_queue
 from rankwatch_monitor.serve.files import writer
 from rankwatch_monitor.serve.metrics import server
-from rankwatch_monitor.serve.processes import notifier
+from rankwatch_monitor.serve.processes import archiver, notifier
 
 TESTS = Path(__file__).resolve().parents[1]
 PAGE = TESTS.parent / "SECURITY.md"
@@ -103,6 +103,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "makes run after run fail": (
         "unit/serve/processes/test_notifier.py::"
         "test_of_hundreds_of_failed_runs_one_command_runs_at_a_time_and_the_last_one_says_how_many_there_were",
+        "unit/serve/processes/test_archiver.py::test_of_very_many_runs_some_wait_and_the_others_are_found_on_the_disk",
         "unit/decide/core/test_run.py::test_a_free_name_among_a_hundred_thousand_is_found_in_few_looks",
     ),
     "lies about its own rank": (f"{HOSTILE}::test_a_client_that_lies_leaves_the_other_run_alone",),
@@ -145,7 +146,10 @@ FIGURES: dict[str, tuple[str, ...]] = {
         f"has {budget.MAX_RUNS:,} under way, and {budget.RUNS_PER_SECOND:g} new ones a second",
         f"of {budget.PLACES_PER_SECOND:,.0f} ranks in all",
     ),
-    "makes run after run fail": (f"{notifier.MOST_WAITING} of its events wait",),
+    "makes run after run fail": (
+        f"{notifier.MOST_WAITING} of its events wait",
+        f"{archiver.MOST_WAITING:,} runs that are over wait for `--archive`",
+    ),
     "": (
         f"ZMQ_MAXMSGSIZE ({_mib(wire.MAX_MESSAGE_BYTES)} at a collector, {_mib(reception.MAX_RECEIVED_BYTES)} at a rank)",
         f"{sockets.RECEIVE_HIGH_WATER} messages of a connection wait in a collector, {sockets.RANK_HIGH_WATER} in a rank, "

@@ -183,7 +183,7 @@ class Collector:
             opened.callback(self._writer.close)
             if self._keys.are_taken_over:
                 self._resume(runs.unfinished(name))
-                archiver.take_over(name)
+            archiver.begin(name, takes_over=self._keys.are_taken_over)
             self._opened = opened.pop_all()
 
     def _resume(self, runs: Iterable[str]) -> None:
