@@ -420,14 +420,13 @@ class Collector:
                 self._alert(replace(effect, report=self._runs.locate(effect.report)))
 
     def _send(self, peers: Iterable[bytes], message: messages.Message) -> None:
+        """A ROUTER drops what finds no room in a peer's queue, and what is for a peer that is gone: what matters is repeated."""
         body, send = wire.encode(message), self._socket.send
         failed: zmq.ZMQError | None = None
         for peer in peers:
             try:
                 send(peer, TO_PEER)
                 send(body, zmq.NOBLOCK)
-            except zmq.Again:  # the peer's queue is full: what matters is repeated
-                continue
             except zmq.ZMQError as error:  # the other peers must hear it all the same
                 failed = error
         if failed is not None:
