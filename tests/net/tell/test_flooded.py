@@ -169,6 +169,28 @@ def test_a_welcome_for_which_the_rank_has_not_asked_changes_nothing(hostile: Hos
     link.release()
 
 
+def test_a_rank_that_hears_nothing_ends_its_connection_once_another_one_is_welcome(hostile: Hostile) -> None:
+    """The end of the last one is how the collector sees that a process is dead."""
+    ends = sockets.watch_disconnections(hostile.socket)
+    link = link_to(hostile.connection)
+    starting = threading.Thread(target=link.start)
+    starting.start()
+    hostile.welcome(replace(WELCOME, heartbeat=0.05))
+    starting.join()
+    first, again = hostile.peer, hostile.peer
+    while again == first:
+        assert hostile.socket.poll(PATIENCE * 1000)
+        again, _ = hostile.socket.recv_multipart()
+    hostile.send(wire.encode(messages.Ack(0, abort=False)))  # the first one is still there
+    assert sockets.next_disconnection(ends) is None
+    hostile.peer = again
+    hostile.send(wire.encode(WELCOME))
+    assert ends.poll(PATIENCE * 1000)
+    link.release()
+    hostile.socket.disable_monitor()
+    ends.close(0)
+
+
 def test_a_trip_that_comes_while_a_beat_is_made_goes_before_it(hostile: Hostile) -> None:
     """The beat says that the rank has come further: an election would no longer wait for its trip."""
 
