@@ -77,6 +77,8 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "sends very much": (
         f"{HOSTILE}::test_memory_stays_flat_over_thousands_of_bad_messages",
         "net/serve/test_floods.py::test_another_runs_abort_beside_a_flood",
+        "net/tell/test_link.py::"
+        "test_a_trip_waits_for_a_slice_of_another_keys_messages_however_many_connections_send_at_once",
         "net/serve/test_floods.py::test_what_was_not_taken_beside_a_flood_with_the_same_key_is_sent_again",
     ),
     "says much, and often": (
@@ -128,6 +130,7 @@ FIGURES: dict[str, tuple[str, ...]] = {
     ),
     "sends very much": (
         f"{SHARES[budget.WORK_PER_SECOND]} of its time while other keys have messages",
+        f"what comes at once beyond {1000 * fair_queue.SLICE:g} ms",
         f"{sockets.RECEIVE_HIGH_WATER} messages of each connection and {_mib(fair_queue.MAX_WAITING)} of each key wait",
     ),
     "says much, and often": (

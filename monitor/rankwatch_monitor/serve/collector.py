@@ -58,7 +58,7 @@ from ..record.store import Limits
 from .door.backlog import Backlog
 from .door.credentials import Credentials
 from .door.decoder import DecoderThread, decode
-from .door.fair_queue import Turns, is_long
+from .door.fair_queue import SLICE, Turns, is_long
 from .door.inbox import Dropped, Ended, Found, Inbox, Letter, Parted
 from .files.publisher import Publisher
 from .files.run_folder import RunsFolder
@@ -81,9 +81,6 @@ LAST_WORDS, LONGEST_LAST_WORDS = 50, 1.0
 
 BURST, LONGEST_BURST = 1000, 0.05
 """Messages received in a row before the clock is looked at, and seconds: the messages of one key may take long."""
-
-SLICE = 0.005
-"""Seconds for which messages are received, and then for which those are handled that wait for their turn."""
 
 BATCHES_SLICE = 0.001
 """Seconds for which batches are handled before the socket is looked at. Few messages of one peer fit into the socket: a trip may

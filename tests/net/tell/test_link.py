@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import zmq
@@ -28,6 +29,7 @@ from rankwatch_monitor.decide.core.journal import Closed
 from rankwatch_monitor.decide.core.ledger import Disconnected, Received
 from rankwatch_monitor.record.reader import RunRecord
 from rankwatch_monitor.record.schema import FILE
+from rankwatch_monitor.serve import collector as collector_module
 from rankwatch_monitor.serve.collector import Collector
 from rankwatch_monitor.serve.door import backlog, control, fair_queue
 from rankwatch_monitor.serve.door.inbox import Ended, Item, Letter
@@ -292,6 +294,34 @@ def test_a_peer_that_takes_the_name_of_one_that_is_gone_is_heard(tmp_path: Path,
     monkeypatch.setattr(collector, "_take", lambda letter, message, error: handled.append(letter))
     collector._drain()
     assert handled == [tune]
+    collector.close()
+
+
+def test_a_trip_waits_for_a_slice_of_another_keys_messages_however_many_connections_send_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each message takes a millisecond, and its key has been quiet: a quarter of a second is its own."""
+    collector = idle_collector(tmp_path)
+    beat, trip = (memoryview(wire.encode(one)) for one in (makers.beat(1, 0, 0), messages.Tripped(1, makers.trip())))
+    many: list[Item] = [Letter(b"%d" % number, "greedy", beat) for number in range(200)]
+    waiting: list[Item] = [Letter(b"v", "victim", beat), many[0]]
+    handled, now = list[str](), [1000.0]
+
+    def take(letter: Letter, message: messages.Message | None, error: str) -> None:
+        now[0] += 0.001
+        handled.append(letter.key)
+
+    monkeypatch.setattr(collector, "_take", take)
+    monkeypatch.setattr(collector._inbox, "take", lambda: waiting.pop(0) if waiting else None)
+    monkeypatch.setattr(collector_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    collector._drain()  # both are known now
+    handled.clear()
+    waiting += [*many, Letter(b"v", "victim", trip)]
+    while "victim" not in handled:
+        collector._drain()
+    assert handled.index("victim") <= 2 * 1000 * fair_queue.SLICE + 1
+    while len(handled) < 201:
+        collector._drain()
     collector.close()
 
 
