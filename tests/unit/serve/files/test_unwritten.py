@@ -20,6 +20,15 @@ def test_each_try_comes_after_twice_the_time_up_to_a_limit() -> None:
     assert held.retry_at == FIRST_RETRY
 
 
+def test_what_came_during_a_try_that_failed_is_written_after_what_was_tried() -> None:
+    held = Held("train-0")
+    held.append(BYES[:2], room=0, bulk_room=1000, why="")
+    held.begin()
+    held.append(BYES[2:4], room=0, bulk_room=1000, why="")
+    held.fail("the disk was full", 0.0)
+    assert held.entries == BYES[:4]
+
+
 def test_other_facts_than_batches_are_bounded_while_the_disk_fails() -> None:
     held = Held("train-0")
     held.append(BYES, room=0, bulk_room=1000, why="")
