@@ -14,7 +14,7 @@ from pathlib import Path
 
 from .errors import UsageError
 from .shared.system.log_lines import asked_for
-from .shared.types.config import is_disabled, resolve
+from .shared.types.config import OthersOptionsError, disable, is_disabled, resolve
 
 STARTUP = Path(__file__).parent / "zero_code" / "startup"
 
@@ -56,6 +56,9 @@ def main() -> int:
     try:
         config, command = _parse(sys.argv[1:])
         env = attached(os.environ, config)
+    except OthersOptionsError as error:
+        disable(error)
+        env = dict(os.environ)
     except UsageError as error:
         sys.stderr.write(f"rankwatch: {error}\n")
         return error.exit_code

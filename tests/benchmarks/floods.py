@@ -112,6 +112,7 @@ def measure(kind: str, seconds: float, folder: Path) -> dict[str, float]:
         "longest": 1000 * max(victims.took),
         "quiet p99": 1000 * others.p99(),
         "loop": 1000 * quantile(victims.worked, 0.5),
+        "loop p99": 1000 * quantile(victims.worked, 0.99),
         "memory": memory,
         "disk": _on_disk(flooded) >> 20,
     }

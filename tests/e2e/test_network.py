@@ -63,6 +63,7 @@ def test_a_node_that_is_cut_off_alone_is_lost_and_the_others_are_stopped(site: S
     left, cut = site.start(2)
     site.train(3, settles=True)
     hosts.cables["node1"].is_cut = True
+    until(lambda: "rank 1 of 2" in site.log and "was lost: nothing heard for 30 s" in site.log)  # the other one stands still
     left.tell("train")
     assert left.wait() == ABORTED
     assert "rank 1 of 2" in left.errors
@@ -100,3 +101,17 @@ def test_slow_and_lossy_cables_only_cost_time(site: Site, hosts: Hosts) -> None:
         assert rank.ask("settle")
     assert site.recorded() == trained(20, 20)
     trip_stops_all(site, culprit=0)
+
+
+def test_a_rank_behind_a_bad_network_is_not_lost_while_all_stand_still(site: Site, hosts: Hosts) -> None:
+    """As in a collective that the same packets hold up: an answer takes 0.6 s, and a third of all answers is lost."""
+    site.collect(heartbeat=1.0)
+    ranks = site.start(2)
+    site.train(3, settles=True)
+    hosts.cables["node1"].delay, hosts.cables["node1"].loss = 0.3, 0.2
+    until(lambda: ranks[1].errors.count("the collector is back") == 2 or "was lost" in site.log)
+    hosts.cables["node1"].delay = hosts.cables["node1"].loss = 0.0
+    site.train(3, to=6, settles=True)
+    for rank in ranks:
+        assert rank.close() == 0
+    until(lambda: "run train-0 finished: 2 ranks, 6 batches, no inf or nan" in site.out)

@@ -14,7 +14,7 @@ from rankwatch_monitor.decide.keys import budget, tables
 from rankwatch_monitor.serve.door import fair_queue
 from rankwatch_monitor.serve.files import writer
 from rankwatch_monitor.serve.metrics import server
-from rankwatch_monitor.serve.processes import notifier
+from rankwatch_monitor.serve.processes import archiver, notifier
 
 TESTS = Path(__file__).resolve().parents[1]
 PAGE = TESTS.parent / "SECURITY.md"
@@ -77,6 +77,8 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "sends very much": (
         f"{HOSTILE}::test_memory_stays_flat_over_thousands_of_bad_messages",
         "net/serve/test_floods.py::test_another_runs_abort_beside_a_flood",
+        "net/tell/test_link.py::"
+        "test_a_trip_waits_for_a_slice_of_another_keys_messages_however_many_connections_send_at_once",
         "net/serve/test_floods.py::test_what_was_not_taken_beside_a_flood_with_the_same_key_is_sent_again",
     ),
     "says much, and often": (
@@ -103,6 +105,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "makes run after run fail": (
         "unit/serve/processes/test_notifier.py::"
         "test_of_hundreds_of_failed_runs_one_command_runs_at_a_time_and_the_last_one_says_how_many_there_were",
+        "unit/serve/processes/test_archiver.py::test_of_very_many_runs_some_wait_and_the_others_are_found_on_the_disk",
         "unit/decide/core/test_run.py::test_a_free_name_among_a_hundred_thousand_is_found_in_few_looks",
     ),
     "lies about its own rank": (f"{HOSTILE}::test_a_client_that_lies_leaves_the_other_run_alone",),
@@ -127,6 +130,7 @@ FIGURES: dict[str, tuple[str, ...]] = {
     ),
     "sends very much": (
         f"{SHARES[budget.WORK_PER_SECOND]} of its time while other keys have messages",
+        f"what comes at once beyond {1000 * fair_queue.SLICE:g} ms",
         f"{sockets.RECEIVE_HIGH_WATER} messages of each connection and {_mib(fair_queue.MAX_WAITING)} of each key wait",
     ),
     "says much, and often": (
@@ -145,7 +149,10 @@ FIGURES: dict[str, tuple[str, ...]] = {
         f"has {budget.MAX_RUNS:,} under way, and {budget.RUNS_PER_SECOND:g} new ones a second",
         f"of {budget.PLACES_PER_SECOND:,.0f} ranks in all",
     ),
-    "makes run after run fail": (f"{notifier.MOST_WAITING} of its events wait",),
+    "makes run after run fail": (
+        f"{notifier.MOST_WAITING} of its events wait",
+        f"{archiver.MOST_WAITING:,} runs that are over wait for `--archive`",
+    ),
     "": (
         f"ZMQ_MAXMSGSIZE ({_mib(wire.MAX_MESSAGE_BYTES)} at a collector, {_mib(reception.MAX_RECEIVED_BYTES)} at a rank)",
         f"{sockets.RECEIVE_HIGH_WATER} messages of a connection wait in a collector, {sockets.RANK_HIGH_WATER} in a rank, "

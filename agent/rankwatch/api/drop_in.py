@@ -11,7 +11,7 @@ from torch import nn
 from ..errors import RankwatchError
 from ..judge.reporter import BadReading
 from ..shared.printable import cleaned
-from ..shared.types.config import Config, Policy, is_disabled, resolve
+from ..shared.types.config import Config, OthersOptionsError, Policy, disable, is_disabled, resolve
 from ..shared.types.frame import Frame, Kind, State
 from ..shared.types.trip import Trip
 from ..shared.words.text import format_dump, format_frame
@@ -61,14 +61,17 @@ class DebugUnderflowOverflow(Watch):
             self._sleep()
             return
         prepare()
-        config = resolve(
-            max_frames_to_save=max_frames_to_save,
-            trace_batch_nums=() if trace_batch_nums is None else trace_batch_nums,
-            abort_after_batch_num=abort_after_batch_num,
-            policy=Policy.STRICT,
-        )
         try:
+            config = resolve(
+                max_frames_to_save=max_frames_to_save,
+                trace_batch_nums=() if trace_batch_nums is None else trace_batch_nums,
+                abort_after_batch_num=abort_after_batch_num,
+                policy=Policy.STRICT,
+            )
             super().__init__(model, config)
+        except OthersOptionsError as error:
+            disable(error)
+            self._sleep()
         except RankwatchError:
             raise
         except Exception:

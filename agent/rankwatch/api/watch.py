@@ -11,7 +11,7 @@ from ..errors import TrainingAborted
 from ..hook.stage import PipelineStage, module_and_stage
 from ..measure.modules import unwrap
 from ..shared.types.bad_step import ABORT, OnBadStep
-from ..shared.types.config import Capsule, Config, Policy, is_disabled, resolve
+from ..shared.types.config import Capsule, Config, OthersOptionsError, Policy, disable, is_disabled, resolve
 from ..shared.types.tuning import Check
 from .registry import leave, open_watches, prepare
 from .watch_object import Watch
@@ -101,7 +101,12 @@ def watch(
     if is_disabled():
         return asleep()
     prepare()
-    return Watch(model, resolve(**options))
+    try:
+        config = resolve(**options)
+    except OthersOptionsError as error:
+        disable(error)
+        return asleep()
+    return Watch(model, config)
 
 
 def unwatch(model: nn.Module | PipelineStage) -> bool:

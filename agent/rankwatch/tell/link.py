@@ -268,13 +268,17 @@ class Link:
     def _run(self) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         socket = dealer(context, self._contact.connection, MAX_RECEIVED_BYTES)
+        before: list[zmq.Socket[bytes]] = []  # to the collector, a process whose last connection ends is dead
         try:
             while not self._stop:
                 if self._loses_the_collector() or self._finds_another_collector():
-                    socket.close(0)
+                    _close(before)
+                    before.append(socket)
                     self._contact.wait_for_room(lambda: self._stop)
                     socket = dealer(context, self._contact.connection, MAX_RECEIVED_BYTES)
                 self._turn(socket)
+                if self._online.is_set():
+                    _close(before)
                 if self._stays:
                     self._stop = self._stop or not self._last_stay.left()
                 elif self._released and not self._stop:
@@ -298,6 +302,7 @@ class Link:
             DEPARTURE.forget(self._wake)
             self._exit_queue.close()
             self._settled.set()
+            _close(before)
             socket.close(100)  # milliseconds to send what is queued
             context.term()
             self._wake.close()
@@ -485,3 +490,8 @@ class Link:
                 refused = "the collector refused this process, which is not watched until then"
             self._reception.complain(f"{refused}: {error.text}")
             self.complaint = error.text
+
+
+def _close(before: list[zmq.Socket[bytes]]) -> None:
+    while before:
+        before.pop().close(0)

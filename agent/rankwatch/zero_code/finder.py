@@ -36,7 +36,7 @@ from ..errors import RankwatchError
 from ..hook.stage import calling_stage
 from ..measure.collectives import count_collectives
 from ..measure.modules import named_modules, unwrap
-from ..shared.types.config import Policy
+from ..shared.types.config import Policy, is_disabled
 from ..touch.patched import remove_our_frame
 from ..touch.stack import outwards
 from ..touch.torch_private import is_tracing, shard_of
@@ -254,6 +254,9 @@ class Finder:
         for part in [one for one in self._outside if _is_part(unwrap(one), root)]:
             self._outside.pop(part)()
         found = watch(calling_stage(module) or module, first_batch=first_batch, policy=policy)
+        if is_disabled():
+            self.stop()
+            return
         self._uses.append(found.be_automatic(lambda: any(use.has_trained for use in self._uses)))
         self._then[found] = {id(one): one.batch for one in open_watches()}
         if not self._first:

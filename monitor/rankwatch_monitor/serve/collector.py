@@ -58,7 +58,7 @@ from ..record.store import Limits
 from .door.backlog import Backlog
 from .door.credentials import Credentials
 from .door.decoder import DecoderThread, decode
-from .door.fair_queue import Turns, is_long
+from .door.fair_queue import SLICE, Turns, is_long
 from .door.inbox import Dropped, Ended, Found, Inbox, Letter, Parted
 from .files.publisher import Publisher
 from .files.run_folder import RunsFolder
@@ -81,9 +81,6 @@ LAST_WORDS, LONGEST_LAST_WORDS = 50, 1.0
 
 BURST, LONGEST_BURST = 1000, 0.05
 """Messages received in a row before the clock is looked at, and seconds: the messages of one key may take long."""
-
-SLICE = 0.005
-"""Seconds for which messages are received, and then for which those are handled that wait for their turn."""
 
 BATCHES_SLICE = 0.001
 """Seconds for which batches are handled before the socket is looked at. Few messages of one peer fit into the socket: a trip may
@@ -183,7 +180,7 @@ class Collector:
             opened.callback(self._writer.close)
             if self._keys.are_taken_over:
                 self._resume(runs.unfinished(name))
-                archiver.take_over(name)
+            archiver.begin(name, takes_over=self._keys.are_taken_over)
             self._opened = opened.pop_all()
 
     def _resume(self, runs: Iterable[str]) -> None:
@@ -420,14 +417,13 @@ class Collector:
                 self._alert(replace(effect, report=self._runs.locate(effect.report)))
 
     def _send(self, peers: Iterable[bytes], message: messages.Message) -> None:
+        """A ROUTER drops what finds no room in a peer's queue, and what is for a peer that is gone: what matters is repeated."""
         body, send = wire.encode(message), self._socket.send
         failed: zmq.ZMQError | None = None
         for peer in peers:
             try:
                 send(peer, TO_PEER)
                 send(body, zmq.NOBLOCK)
-            except zmq.Again:  # the peer's queue is full: what matters is repeated
-                continue
             except zmq.ZMQError as error:  # the other peers must hear it all the same
                 failed = error
         if failed is not None:

@@ -23,8 +23,8 @@ from rankwatch_monitor.serve.door import control
 from rankwatch_monitor.serve.door import fair_queue as turns
 from rankwatch_monitor.serve.door.inbox import Item, Letter
 
-PROMPT = 20.0
-"""Milliseconds of the loop's CPU time from TRIP to ABORT, the median: a busy machine does not change how much goes first."""
+PROMPT, PROMISED = 20.0, 50.0
+"""Milliseconds of the loop's CPU time from TRIP to ABORT, median and p99: a busy machine does not change how much goes first."""
 
 MAX_MEMORY, MAX_DISK = 1024, 256
 """MiB of the flooded collector."""
@@ -36,6 +36,7 @@ MAX_MEMORY, MAX_DISK = 1024, 256
 def test_another_runs_abort_beside_a_flood(kind: str, tmp_path: Path) -> None:
     found = measure(kind, 4.0, tmp_path)
     assert found["loop"] < PROMPT, found
+    assert found["loop p99"] < PROMISED, found
     assert found["memory"] < MAX_MEMORY, found
     assert found["disk"] < MAX_DISK, found
     assert "an error of ours" not in (tmp_path / "flooded.log").read_text()

@@ -19,7 +19,7 @@ from rankwatch.measure.ledger import LEDGER, DistinctCall, Signature
 from rankwatch.shared.link import sockets, wire
 from rankwatch.shared.link.connection import Connection
 from rankwatch.shared.types import messages
-from rankwatch.shared.types.frame import BEGINNING
+from rankwatch.shared.types.frame import BEGINNING, Whereabouts
 from rankwatch.shared.types.tuning import Tuning
 from rankwatch.tell import link as link_module
 from rankwatch.tell.link import WELCOMES_PER_SECOND
@@ -166,6 +166,46 @@ def test_a_welcome_for_which_the_rank_has_not_asked_changes_nothing(hostile: Hos
     hostile.send(wire.encode(messages.Tune(tuning=Tuning(every=2))))
     assert told.wait(PATIENCE)
     assert (link.run, link.folder) == ("train-0", "")
+    link.release()
+
+
+def test_a_rank_that_hears_nothing_ends_its_connection_once_another_one_is_welcome(hostile: Hostile) -> None:
+    """The end of the last one is how the collector sees that a process is dead."""
+    ends = sockets.watch_disconnections(hostile.socket)
+    link = link_to(hostile.connection)
+    starting = threading.Thread(target=link.start)
+    starting.start()
+    hostile.welcome(replace(WELCOME, heartbeat=0.05))
+    starting.join()
+    first, again = hostile.peer, hostile.peer
+    while again == first:
+        assert hostile.socket.poll(PATIENCE * 1000)
+        again, _ = hostile.socket.recv_multipart()
+    hostile.send(wire.encode(messages.Ack(0, abort=False)))  # the first one is still there
+    assert sockets.next_disconnection(ends) is None
+    hostile.peer = again
+    hostile.send(wire.encode(WELCOME))
+    assert ends.poll(PATIENCE * 1000)
+    link.release()
+    hostile.socket.disable_monitor()
+    ends.close(0)
+
+
+def test_a_trip_that_comes_while_a_beat_is_made_goes_before_it(hostile: Hostile) -> None:
+    """The beat says that the rank has come further: an election would no longer wait for its trip."""
+
+    def look() -> Whereabouts:
+        if link.is_online and not link._spool:
+            link._append(lambda seq: messages.Tripped(seq, makers.trip(at=(7, 0, 1))))
+        return Whereabouts(makers.moment(8, 0, 0), "forward", BEGINNING)
+
+    link = link_to(hostile.connection, progress=look)
+    starting = threading.Thread(target=link.start)
+    starting.start()
+    hostile.welcome()
+    starting.join()
+    told = [type(wire.decode(hostile.socket.recv_multipart()[1])) for _ in range(2) if hostile.socket.poll(PATIENCE * 1000)]
+    assert told == [messages.Tripped, messages.Beat]
     link.release()
 
 

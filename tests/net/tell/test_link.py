@@ -9,13 +9,16 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import zmq
 
 import makers
+import ports
 import records
 from collectors import PATIENCE, Running, until
-from links import Rank
+from links import Rank, link_to
 from rankwatch.errors import ProtocolError, UsageError
 from rankwatch.shared.link import sockets, wire
 from rankwatch.shared.types import messages
@@ -26,8 +29,9 @@ from rankwatch_monitor.decide.core.journal import Closed
 from rankwatch_monitor.decide.core.ledger import Disconnected, Received
 from rankwatch_monitor.record.reader import RunRecord
 from rankwatch_monitor.record.schema import FILE
+from rankwatch_monitor.serve import collector as collector_module
 from rankwatch_monitor.serve.collector import Collector
-from rankwatch_monitor.serve.door import backlog, control
+from rankwatch_monitor.serve.door import backlog, control, fair_queue
 from rankwatch_monitor.serve.door.inbox import Ended, Item, Letter
 from rankwatch_monitor.serve.files.run_folder import RunsFolder
 from rankwatch_monitor.serve.settings import Settings
@@ -275,6 +279,56 @@ def test_batches_wait_for_all_else_and_beats_and_acks_overtake_those_of_their_pe
         (b"a", 3),
     ]
     assert (bool(collector._backlog), collector._backlog.size) == (False, 0)
+    collector.close()
+
+
+def test_a_peer_that_takes_the_name_of_one_that_is_gone_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waited of the one before was too much, so that nothing more was taken of it until its next HELLO."""
+    monkeypatch.setattr(fair_queue, "MAX_WAITING", -1)
+    collector = idle_collector(tmp_path)
+    long = memoryview(bytes(2 * fair_queue.LONG))
+    tune = Letter(b"a", "", memoryview(wire.encode(messages.Tune())))
+    waiting: list[Item] = [Letter(b"a", "", long), tune, Ended(b"a"), tune]
+    handled: list[Letter] = []
+    monkeypatch.setattr(collector._inbox, "take", lambda: waiting.pop(0) if waiting else None)
+    monkeypatch.setattr(collector, "_take", lambda letter, message, error: handled.append(letter))
+    collector._drain()
+    assert handled == [tune]
+    collector.close()
+
+
+def test_a_trip_waits_for_a_slice_of_another_keys_messages_however_many_connections_send_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each message takes a millisecond, and its key has been quiet: a quarter of a second is its own."""
+    collector = idle_collector(tmp_path)
+    beat, trip = (memoryview(wire.encode(one)) for one in (makers.beat(1, 0, 0), messages.Tripped(1, makers.trip())))
+    many: list[Item] = [Letter(b"%d" % number, "greedy", beat) for number in range(200)]
+    waiting: list[Item] = [Letter(b"v", "victim", beat), many[0]]
+    handled, now = list[str](), [1000.0]
+
+    def take(letter: Letter, message: messages.Message | None, error: str) -> None:
+        now[0] += 0.001
+        handled.append(letter.key)
+
+    monkeypatch.setattr(collector, "_take", take)
+    monkeypatch.setattr(collector._inbox, "take", lambda: waiting.pop(0) if waiting else None)
+    monkeypatch.setattr(collector_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    collector._drain()  # both are known now
+    handled.clear()
+    waiting += [*many, Letter(b"v", "victim", trip)]
+    while "victim" not in handled:
+        collector._drain()
+    assert handled.index("victim") <= 2 * 1000 * fair_queue.SLICE + 1
+    while len(handled) < 201:
+        collector._drain()
+    collector.close()
+
+
+def test_what_finds_no_room_counts_as_not_sent(tmp_path: Path, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    collector = idle_collector(tmp_path)
+    connection = replace(collector.connection, address=ports.address())  # where nobody listens
+    assert link_to(connection)._send(sockets.dealer(context, connection), makers.beat(1, 0, 0)) == 0
     collector.close()
 
 

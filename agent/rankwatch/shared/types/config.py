@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import stat
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -16,6 +17,7 @@ from typing import Annotated, Any, TypeAlias, get_args, get_type_hints
 
 from ...errors import TrainingAborted, UsageError
 from ..str_enum import StrEnum
+from ..system.private import OPEN
 from .bad_step import ABORT, OnBadStep, parse
 from .fields import MAX_CLOSEUP
 from .tuning import Check
@@ -28,6 +30,10 @@ else:
 log = logging.getLogger(__name__)
 
 _Checker: TypeAlias = Callable[[Any, str], Any]
+
+
+class OthersOptionsError(UsageError):
+    """The file of options is another user's, who may read it alone."""
 
 
 class Policy(StrEnum):
@@ -194,6 +200,12 @@ def is_disabled(environ: Mapping[str, str] | None = None) -> bool:
     return mode == "disabled"
 
 
+def disable(why: OthersOptionsError) -> None:
+    """Nothing is watched in this process, nor in those that it starts: whoever named the options cannot be asked for others."""
+    log.warning("rankwatch: %s; training goes on, and is not watched", why)
+    os.environ["RANKWATCH_MODE"] = "disabled"
+
+
 def resolve(environ: Mapping[str, str] | None = None, **arguments: Any) -> Config:
     """The configuration from ``arguments``; options with their default value come from ``RANKWATCH_<NAME>`` or the file.
 
@@ -202,6 +214,7 @@ def resolve(environ: Mapping[str, str] | None = None, **arguments: Any) -> Confi
 
     Raises:
         UsageError: a value does not fit its option, or the file cannot be used; the text names the option and its source.
+        OthersOptionsError: the file is another user's. A training goes on unwatched.
     """
     env = os.environ if environ is None else environ
     _warn_of_unknown(env)
@@ -240,7 +253,15 @@ def read_file(path: Path) -> dict[str, Any]:
         UsageError: the file cannot be read, is no TOML, or has an option that does not exist.
     """
     try:
-        found: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        with os.fdopen(os.open(path, os.O_RDONLY | OPEN), encoding="utf-8") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # a FIFO would have no end
+                raise UsageError(f"cannot read the options in {path}: it is no regular file")
+            found: dict[str, Any] = tomllib.loads(file.read())
+    except PermissionError as error:
+        raise OthersOptionsError(
+            f"cannot read the options in {path}: {error.strerror}, as this process is of user {os.geteuid()}: give the file to "
+            "all, chmod a+r, or start as its owner"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read the options in {path}: {error}") from None
     except tomllib.TOMLDecodeError as error:

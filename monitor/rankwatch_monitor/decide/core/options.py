@@ -26,6 +26,8 @@ class Options:
     """The collector's options, in seconds.
 
     ``abort_grace`` begins when a rank holds no work any more, ``hold_limit`` after the abort at the latest.
+    ``unseen_after``: a rank that fell silent before its connection ended, and that nobody saw end, is lost only after this
+    time: TCP sends a packet again after 1, 2, 4, 8 and 16 s, and where every third is lost, one of five comes through.
     ``cut_off_after``: ranks that all fell silent at once, before their connections ended, are lost only after this time.
     Once the first of them is heard again, the others have ``return_window`` to reconnect. ``abort_on_lost``: whether a lost
     or failed rank stops the others. ``abort_on_stall``: whether a stalled rank does, one that made no progress for
@@ -43,6 +45,7 @@ class Options:
     abort_repeat: float = 0.5
     acknowledge_window: float = 3.0
     abort_on_lost: bool = True
+    unseen_after: float = 30.0
     cut_off_after: float = 600.0
     return_window: float = 10.0
     stall_after: float = 300.0

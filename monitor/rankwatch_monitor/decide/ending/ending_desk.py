@@ -19,7 +19,7 @@ from .absent import absent_for, describe_absent, first_failed
 from .orphans import Orphans
 from .rules import Ending, Incident, decide
 from .saves import Holding
-from .silence import Silence, describe_lost
+from .silence import Silence
 
 UNUSED = "no backward ever reached this model, while another one of its processes was trained"
 
@@ -41,7 +41,8 @@ class EndingDesk(Desk):
         options = self.books.options
         self.abort = AbortDelivery(options.abort_repeat, options.acknowledge_window)
         self.holding = Holding(options.hold_limit, options.abort_grace)
-        self.silence = Silence(options.lost_after, options.cut_off_after, options.return_window)
+        unseen_after = max(options.unseen_after, options.lost_after)
+        self.silence = Silence(options.lost_after, unseen_after, options.cut_off_after, options.return_window)
         self.orphans = Orphans(options.lost_after, options.abort_grace)
 
     @property
@@ -215,7 +216,7 @@ class EndingDesk(Desk):
             self._give_up(found.cut_off, now, successor)
         lost = [rank for rank in found.dead if rank.state is RankState.LOST]
         if lost:
-            text = describe_lost(lost, books.options.lost_after)
+            text = self.silence.describe_lost(lost, now)
             yield books.note(text)
             yield from self.stop(Incident.RANKS_LOST, Stop(text), now)
 
@@ -229,7 +230,7 @@ class EndingDesk(Desk):
 
     def _give_up(self, ranks: Sequence[Rank], now: float, successor: str) -> None:
         """The job was started anew: nobody waits for these ranks."""
-        text = describe_lost(ranks, self.books.options.lost_after)
+        text = self.silence.describe_lost(ranks, now)
         self.happens(Incident.RELAUNCHED, f"{text}; then run {successor} of the same job began", now)
         self.lose_all(ranks, now)
 

@@ -4,9 +4,12 @@ A process that dies is silent, and its connection ends. A process that is stoppe
 cut, silence comes first and the end of the connection later; if no rank at all was heard, the collector was cut off rather
 than the ranks, and they train on.
 
-Where the network loses packets, a rank is silent and its connection ends as if it were dead. Its peers in the process group
-tell the two apart: they wait for a dead rank in their next collective. So while others make progress, a rank that nobody saw
-die is not lost yet. Where ranks never wait for each other it is so only later, and nobody waits for it.
+What a dead process leaves behind, its kernel tells: the connection ends while the rank was heard a moment ago. (A rank that lives
+ends no connection before it has another one; ``link.py``.) A connection that ends after a silence was given up by a kernel: the
+host is gone, or its network is cut, or loses packets. Nobody saw that rank die, and its peers in the process group may hear it
+all the while. So it is lost after ``unseen_after``, though the others wait: their collectives are held up by the same packets.
+And while the others make progress, none is lost that nobody saw die, as they wait for a dead rank in their next collective. Where
+ranks never wait for each other it is so only later, and nobody waits for it.
 """
 
 from __future__ import annotations
@@ -23,11 +26,11 @@ CUT_SEEN_AFTER = 4.0
 """Seconds: where the network is cut, the kernel ends a silent connection no sooner (``KEEPALIVE_IDLE`` in ``sockets.py``)."""
 
 STANDING = 3
-"""Times ``lost_after`` for which the others make no progress, until they wait for a rank: where the network loses packets, their
-collectives are held up too."""
+"""Times ``lost_after`` for which the others make no progress, until they wait for a rank."""
 
 CUT_OFF, HELD_UP = "silent and cut off, as are all others", "silent, but still connected"
 UNHEARD = "silent and not connected, but the others go on: nothing says that they wait for it"
+UNSEEN = "silent and cut off, and nobody saw its process end: it may come back within {after:g} s"
 
 
 class Silent(NamedTuple):
@@ -43,11 +46,13 @@ class Silent(NamedTuple):
 class Silence:
     """The silence in one run; all in seconds.
 
-    ``lost_after``: a rank whose connection has ended is dead after this silence; ``cut_off_after``: the same where all ranks
-    fell silent at once, or the others go on. Once one of those is heard again, the others have ``return_window`` to reconnect.
+    ``lost_after``: a rank whose connection has ended is dead after this silence; ``unseen_after``: the same where the connection
+    ended of the silence; ``cut_off_after``: where all ranks fell silent at once, or the others go on. Once one of those is heard
+    again, the others have ``return_window`` to reconnect.
     """
 
     lost_after: float
+    unseen_after: float
     cut_off_after: float
     return_window: float
     heard_at: float = float("-inf")
@@ -73,8 +78,11 @@ class Silence:
         moved_at = max((rank.moved_at for rank in running if rank.connected and is_open), default=float("-inf"))
         unheard = [rank for rank in quiet if rank.number not in alive and self._do_others_go_on(rank, moved_at, now)]
         alive.update(rank.number for rank in unheard)
+        unseen = [rank for rank in quiet if rank.number not in alive and is_open and self._may_return(rank, moved_at, now)]
+        alive.update(rank.number for rank in unseen)
         notes = []
-        for ranks, how in ((cut_off, CUT_OFF), (held_up, HELD_UP), (unheard, UNHEARD)):
+        hows = CUT_OFF, HELD_UP, UNHEARD, UNSEEN.format(after=self.unseen_after)
+        for ranks, how in zip((cut_off, held_up, unheard, unseen), hows, strict=True):
             if news := [rank for rank in ranks if rank.quiet != how]:
                 notes.append(f"{describe_several(news)} {how}; {news[0].last_seen}")
             for rank in news:
@@ -83,22 +91,28 @@ class Silence:
         dead = (rank for rank in quiet if rank.number not in alive)
         return Silent(sorted(dead, key=lambda rank: rank.gone_at), cut_off, notes)
 
+    def describe_lost(self, lost: Sequence[Rank], now: float) -> str:
+        """The ranks that were lost, the first one with what was last seen of it."""
+        first, *others = lost
+        limits = self.lost_after, self.unseen_after, self.cut_off_after
+        silent = max((limit for limit in limits if now - first.heard_at > limit), default=self.lost_after)
+        text = f"{first.name} was lost: {first.death or f'nothing heard for {silent:g} s'}; {first.last_seen}"
+        return text + (f"; after it {name_spans([rank.number for rank in others])}" if others else "")
+
     def _do_others_go_on(self, rank: Rank, moved_at: float, now: float) -> bool:
         """Whether the others go on, as far as they are heard, since this rank fell silent, and nobody saw its process end."""
         has_moved = moved_at > _silent_since(rank) and now - moved_at <= STANDING * self.lost_after
         return has_moved and not rank.death and now - rank.heard_at < self.cut_off_after
 
+    def _may_return(self, rank: Rank, moved_at: float, now: float) -> bool:
+        """Whether its network may only be bad. ``moved_at``: when the others last made progress."""
+        is_unseen = rank.cut_off and not rank.death and now - rank.heard_at < self.cut_off_after
+        return is_unseen and now - max(rank.heard_at, moved_at) <= self.unseen_after
+
 
 def is_cut_off(rank: Rank, now: float) -> bool:
     """Whether a connection that ends now was cut. A process that was held up and is then killed may be silent before, too."""
     return bool(rank.quiet) and now - rank.heard_at >= CUT_SEEN_AFTER
-
-
-def describe_lost(lost: Sequence[Rank], after: float) -> str:
-    """The ranks that were lost, the first one with what was last seen of it."""
-    first, *others = lost
-    text = f"{first.name} was lost: {first.death or f'nothing heard for {after:g} s'}; {first.last_seen}"
-    return text + (f"; after it {name_spans([rank.number for rank in others])}" if others else "")
 
 
 def _silent_since(rank: Rank) -> float:

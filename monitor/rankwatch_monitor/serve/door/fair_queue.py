@@ -22,6 +22,10 @@ MAX_WAITING = 64 * 2**20
 OVERHEAD = 1024
 """Bytes of a waiting item, and again of its message, beside those of the message."""
 
+SLICE = 0.005
+"""Seconds for which messages are received, and then for which those are handled that wait for their turn. A key has no more of
+the former: a thousand connections that were quiet may all send at once."""
+
 CONTEST = 10.0
 """Seconds for which a key counts as present after its last message. A key that is alone may use the whole loop."""
 
@@ -38,6 +42,8 @@ class _OfKey:
 
     name: str
     work: Allowance = field(default_factory=lambda: Allowance(WORK_PER_SECOND, WORK_AT_ONCE))
+    in_row: float = 0.0
+    """Seconds that it had in the row of messages under way."""
     heard_at: float = float("-inf")
     peers: OrderedDict[bytes, deque[Item]] = field(default_factory=OrderedDict)
     size: int = 0
@@ -68,6 +74,8 @@ class Turns:
     def begin(self, now: float) -> None:
         """A row of messages is about to be received."""
         self.is_contested = sum(now - own.heard_at < CONTEST for own in self._keys.values()) > 1
+        for own in self._keys.values():
+            own.in_row = 0.0
 
     def waits(self, item: Item, now: float) -> bool:
         """Whether this may not be handled at once."""
@@ -77,7 +85,7 @@ class Turns:
         if own is None:
             own = self._keys[item.key] = _OfKey(item.key)
         own.heard_at = now
-        is_over = self.is_contested and own.work.left(now) <= 0
+        is_over = self.is_contested and (own.in_row >= SLICE or own.work.left(now) <= 0)
         return is_over or item.peer in self._by_peer or item.peer in own.deaf or is_long(item)
 
     def add(self, item: Item, before: Iterable[Letter] = ()) -> bool:
@@ -124,8 +132,10 @@ class Turns:
     def spend(self, key: str, seconds: float, now: float) -> None:
         """A message of this key took this long."""
         own = self._keys.get(key)
-        if own is not None and own.work.left(now) > -DEBT:
-            own.work.spend(seconds)
+        if own is not None:
+            own.in_row += seconds
+            if own.work.left(now) > -DEBT:
+                own.work.spend(seconds)
 
     def forget(self, peer: bytes) -> None:
         """The connection of this peer has ended."""

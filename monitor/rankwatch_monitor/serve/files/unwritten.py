@@ -32,6 +32,9 @@ class FileWrite(NamedTuple):
     without_record: Callable[[], None] = lambda: None
 
 
+MANY = 1000
+"""Entries of one run that wait: with so many, a disk that refuses nothing does not answer either, and facts are counted."""
+
 MAX_ACTIONS = 1000
 """Files of one run, such as traces, that wait for its record."""
 
@@ -50,7 +53,7 @@ def seqs_of(entries: Sequence[Entry]) -> dict[int, int]:
 
 @dataclass(slots=True)
 class Held:
-    """What waits of one run. ``size``: bytes of batches; ``bulk``: bytes of other facts, counted while the disk fails."""
+    """What waits of one run. ``size``: bytes of batches; ``bulk``: of other facts, counted while the disk fails or is behind."""
 
     run: str
     entries: list[Entry] = field(default_factory=list)
@@ -86,7 +89,8 @@ class Held:
         added = 0
         for entry in entries:
             size = size_of(entry)
-            bulk = len(facts.encode(entry.fact)[1]) if self.why and not size else 0
+            is_behind = self.why or len(self.entries) >= MANY
+            bulk = len(facts.encode(entry.fact)[1]) if is_behind and not size else 0
             if self.is_recordless or (size and added + size > room) or self.bulk + bulk > bulk_room:
                 self.lose([entry], OURS if self.is_recordless else self.why or why)
                 continue

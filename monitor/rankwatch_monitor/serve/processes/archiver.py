@@ -1,6 +1,7 @@
 """``--archive URL``: each run that is over is added to an archive, by ``rankwatch archive`` in a process of its own.
 
-What a slow or broken file system does to that process, it does not do to the collector, which imports nothing for it.
+What a slow or broken file system does to that process, it does not do to the collector, which imports nothing for it. Records lie
+on the disk: where very many runs are over, some wait here, and the others are looked for on the disk once there is room.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 from rankwatch.shared.printable import printable
@@ -32,6 +34,12 @@ PAUSES = 5.0, 30.0, 120.0, 600.0
 CLOSING = 30.0
 """Seconds at the end for what is still to be archived: a job that was stopped must end."""
 
+MOST_WAITING = 1024
+"""Runs that wait here, as many as one key may have under way: each has its tries, and its lines in the log."""
+
+NAMED = 16
+"""Runs that are named at the end, of those that are not archived."""
+
 NICENESS = 10
 
 VARIABLE = "RANKWATCH_ARCHIVE"
@@ -39,6 +47,8 @@ VARIABLE = "RANKWATCH_ARCHIVE"
 
 TOLD = 300
 """Characters of what a failed try has printed last, for the log."""
+
+LATER = "a collector with the same connection file archives them"
 
 MARK = "archived"
 """The file in a run's folder that names the archive that it is in."""
@@ -61,7 +71,13 @@ class Archiver:
         """By run: when it is to be tried, and how often it was."""
         self._busy = ""
         """The run that is being tried; it is not among the others."""
-        self._left_by = ""
+        self._collector = ""
+        self._missed = 0
+        """Runs that are over and found no room here, since the last look for such runs began."""
+        self._sought = 0
+        """Those before, as far as the look has not come to them."""
+        self._looked_up_to: str | None = None
+        """The name of a run: those up to it were looked at, those after it were not. None: no look is under way."""
         self._closing_at: float | None = None
         self._has_given_up = False
         self._programs = Programs()
@@ -69,18 +85,26 @@ class Archiver:
         if url:
             self._thread.start()
 
-    def add(self, run: str) -> None:
-        """The run is over, and its record complete: for the first time, or again."""
+    def begin(self, collector: str, *, takes_over: bool) -> None:
+        """Whose runs these are. ``takes_over``: a collector of this name has ended, maybe before it could archive its own."""
         with self._changed:
-            if self._url:
-                self._due[run] = time.monotonic(), 0
+            self._collector = collector
+            if takes_over:
+                self._looked_up_to = ""
             self._changed.notify()
 
-    def take_over(self, collector: str) -> None:
-        """Adds the runs of the collector of this name that are over and not archived: it ended before it could."""
+    def add(self, run: str) -> None:
+        """The run is over, and its record complete: for the first time, or again."""
+        if not self._url:
+            return
         with self._changed:
-            self._left_by = collector
-            self._changed.notify()
+            if len(self._due) < MOST_WAITING or run in self._due or run == self._busy:
+                self._due[run] = time.monotonic(), 0
+                self._changed.notify()
+                return
+            if not self._is_behind:
+                log.warning("%d runs wait to be archived: those that end now are looked for on the disk later", MOST_WAITING)
+            self._missed += 1
 
     def close(self) -> None:
         """Tries once more what is left, for CLOSING seconds, and says what is not archived."""
@@ -95,9 +119,12 @@ class Archiver:
         self._thread.join(CLOSING - PATIENCE)
         with self._changed:
             left, self._has_given_up = [*filter(None, [self._busy]), *self._due], True
+            more = len(left[NAMED:]) + self._missed + self._sought
         self._programs.stop()
-        for run in left:
+        for run in left[:NAMED]:
             log.error("run %s is not archived: there was no more time; later: %s", run, self._by_hand(run))
+        if more:
+            log.error("and %d more runs in %s are not archived; %s", more, self._runs, LATER)
 
     def stop(self) -> None:
         """Gives up: ``close`` says what is not archived. For a signal's handler, too."""
@@ -129,13 +156,20 @@ class Archiver:
             elif not is_again:
                 log.warning("run %s is not archived, which is tried again in %g s: %s", run, PAUSES[tried], why)
 
+    @property
+    def _is_behind(self) -> bool:
+        """Whether runs are to be looked for on the disk."""
+        return bool(self._missed) or self._looked_up_to is not None
+
     def _next(self) -> tuple[str, int] | None:
         """Waits for a run that is to be tried, and returns how often it was; None: all is done, and nothing more comes."""
         while True:
             with self._changed:
-                collector, self._left_by = self._left_by, ""
-                if not collector:
-                    if self._closing_at is not None and (self._has_given_up or not self._due):
+                if self._has_given_up:
+                    return None
+                looks = self._is_behind and len(self._due) <= MOST_WAITING // 2
+                if not looks:
+                    if self._closing_at is not None and not self._due:
                         return None
                     run = min(self._due, key=self._due.__getitem__, default="")
                     at, tried = self._due.get(run, (float("inf"), 0))
@@ -146,19 +180,26 @@ class Archiver:
                         return run, tried
                     self._changed.wait(wait if run else None)
                     continue
-            left = self._left(collector)
+                if self._looked_up_to is None:
+                    self._looked_up_to, self._sought, self._missed = "", self._missed, 0
+                after = self._looked_up_to
+            found = list(islice(self._left(after), max(1, MOST_WAITING // 2)))
             with self._changed:
-                self._due.update({run: (time.monotonic(), 0) for run in left if run not in self._due})
+                self._due.update({run: (time.monotonic(), 0) for run in found if run not in self._due})
+                if found:
+                    self._looked_up_to, self._sought = found[-1], max(0, self._sought - len(found))
+                else:
+                    self._looked_up_to, self._sought = None, 0
 
-    def _left(self, collector: str) -> list[str]:
-        found = []
+    def _left(self, after: str) -> Iterator[str]:
+        """The runs on the disk that are over and not archived, by name. Each look goes on behind the one before: what cannot be
+        archived must not hold up the others."""
         for folder in folders(self._runs):
             try:
-                if not _is_archived(folder) and is_over(folder / FILE, collector):
-                    found.append(folder.name)
+                if folder.name > after and not _is_archived(folder) and is_over(folder / FILE, self._collector):
+                    yield folder.name
             except (StoreError, OSError) as error:
                 log.error("cannot archive %s: %s", folder.name, error)
-        return found
 
     def _try(self, run: str) -> str:
         """Returns why the run is not archived, or nothing."""

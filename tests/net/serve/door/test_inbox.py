@@ -104,14 +104,18 @@ def test_the_end_of_a_visitor_who_came_after_one_that_was_in_between_two_looks(h
 def test_an_end_that_is_known_late_is_not_that_of_the_next_one_with_its_descriptor(hall: Hall) -> None:
     """The kernel gives a descriptor again when it likes to: so the inbox is told of it, and of the ends."""
     part: Any = SimpleNamespace(get=lambda option: 99)
-    inbox, first, second = hall.inbox, Letter(b"first", "", memoryview(b"")), Letter(b"second", "", memoryview(b""))
+    inbox, (first, *others) = hall.inbox, [Letter(name, "", memoryview(b"")) for name in (b"first", b"second", b"third")]
     assert inbox._meet(first, part) == first
-    assert inbox._meet(second, part) == Ended(b"first")
-    assert inbox.take() == second
+    for before, later in zip((b"first", b"second"), others, strict=True):
+        inbox._deaf.add(before)  # who takes this name next is heard
+        assert inbox._meet(later, part) == Ended(before)
+        assert inbox.take() == later
+    assert not inbox._deaf
+    for _ in range(2):
+        inbox._gone.append(99)
+        assert inbox.take() is None
     inbox._gone.append(99)
-    assert inbox.take() is None
-    inbox._gone.append(99)
-    assert inbox.take() == Ended(b"second")
+    assert inbox.take() == Ended(b"third")
 
 
 def test_a_name_that_peers_chose_is_not_taken_for_a_key(context: zmq.Context[zmq.Socket[bytes]]) -> None:

@@ -8,9 +8,10 @@ import makers
 from desk import Desk, connected
 from invariants import CheckedLedger
 from rankwatch.shared.types import messages
+from rankwatch.shared.types.fingerprint import FingerprintTable
 from rankwatch.shared.types.frame import FrameTable
 from rankwatch_monitor.decide.core.effects import Note, RecordTrace, Send
-from rankwatch_monitor.decide.core.ledger import Malformed, Received
+from rankwatch_monitor.decide.core.ledger import Ledger, Malformed, Received, Stored
 from rankwatch_monitor.decide.core.options import Options
 from rankwatch_monitor.decide.keys.tables import MAX_TABLES
 
@@ -90,3 +91,31 @@ def test_runs_that_are_over_are_forgotten_in_the_end() -> None:
         desk.handle(Received(b"%d" % number, messages.Bye(1, "finished", "")))
     desk.wait(0.1)
     assert len(desk.ledger.runs) == 16
+
+
+def test_a_rank_is_told_as_stored_what_the_record_has_and_what_needs_no_record_after_it() -> None:
+    ledger = CheckedLedger(Options())
+    table = makers.fingerprint_table(2, 1)
+
+    def stored(of: Ledger, *said: messages.Message) -> int:
+        """Up to which message a rank that says this, and then HELLO, need not repeat its own."""
+        for message in said:
+            list(of.handle(Received(b"rank", message), 0.0))
+        sent = [effect.message for effect in of.handle(Received(b"rank", makers.hello()), 0.0) if isinstance(effect, Send)]
+        (welcome,) = (message for message in sent if isinstance(message, messages.Welcome))
+        return welcome.seq
+
+    first, second = (messages.Noticed(seq, makers.notice(label=f"input[{seq}]")) for seq in (2, 3))
+    assert stored(ledger, makers.hello(), messages.Fingerprints(table), fingerprinted(1, table)) == 1
+    assert stored(ledger, first, second, fingerprinted(4, table)) == 1
+    list(ledger.handle(Stored("train-0", {0: 2}), 0.0))
+    assert stored(ledger) == 2
+    list(ledger.handle(Stored("train-0", {0: 3}), 0.0))
+    assert stored(ledger) == 4
+    again = Ledger(Options())
+    again.restore("train-0", [entry for _, entries in ledger.take_journals() for entry in entries], [], 0.0)
+    assert stored(again) == 3
+
+
+def fingerprinted(seq: int, table: FingerprintTable) -> messages.Fingerprinted:
+    return messages.Fingerprinted(seq, makers.fingerprint(table, seq))

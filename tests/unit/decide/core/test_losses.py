@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 import makers
-from desk import connected
+from desk import Desk, connected
 from rankwatch.shared.link import sockets
 from rankwatch.shared.types import messages
 from rankwatch_monitor.decide.core.journal import NO_RANK, Entry, Left, Opened
-from rankwatch_monitor.decide.core.ledger import Ledger, RankExited, Received
+from rankwatch_monitor.decide.core.ledger import Disconnected, Ledger, RankExited, Received
 from rankwatch_monitor.decide.core.options import Options
 from rankwatch_monitor.decide.core.report import Outcome, RankState
 from rankwatch_monitor.decide.ending.silence import CUT_SEEN_AFTER
@@ -41,6 +41,17 @@ def test_a_disconnected_rank_is_lost_after_three_silent_heartbeats() -> None:
     assert "last seen in batch 7, frame 3, phase backward" in abort.reason
     desk.end(exit_code=1)
     assert desk.reports[-1].outcome is Outcome.LOST
+
+
+def test_the_end_of_an_earlier_connection_says_nothing() -> None:
+    """A rank that hears nothing makes another connection, and ends the earlier one once it is welcome."""
+    desk = connected(1)
+    desk.handle(Received(b"again", makers.hello()))
+    desk.disconnect(0)
+    assert desk.run.ranks[0].connected
+    desk.handle(Disconnected(b"again"))
+    desk.wait(10)
+    assert desk.run.ranks[0].state is RankState.LOST
 
 
 def test_of_ranks_that_died_one_after_another_the_first_is_named_whoever_was_heard_last() -> None:
@@ -171,13 +182,41 @@ def test_a_silence_is_called_a_cut_no_sooner_than_the_kernel_sees_one() -> None:
     assert answered - 1 <= CUT_SEEN_AFTER < answered
 
 
-def test_a_rank_that_is_cut_off_while_another_is_heard_is_lost() -> None:
+def stands_still(desk: Desk, seconds: int) -> None:
+    """Rank 0 is heard, and waits."""
+    desk.keep_hearing(0, makers.beat(0, 0, 1), times=seconds, every=1.0)
+
+
+def test_a_rank_that_is_cut_off_is_waited_for_while_all_stand_still_and_then_lost() -> None:
+    """Nobody saw its process end: its network may lose packets, which holds up the collective in which all of them are."""
     desk = connected(2)
-    for second in range(8):
-        desk.receive(0, makers.beat(0, 0, 1))
-        desk.wait(1)
-        if second == 4:
-            desk.disconnect(1)
+    stands_still(desk, 5)
+    desk.disconnect(1)
+    stands_still(desk, 23)
+    assert desk.sent(0, messages.Abort) == []
+    told = "is silent and cut off, and nobody saw its process end: it may come back within 30 s"
+    assert sum(told in note for note in desk.notes) == 1
+    desk.handle(Received(b"again", makers.hello(1, 2)))
+    stands_still(desk, 5)
+    desk.handle(Disconnected(b"again"))
+    stands_still(desk, 24)
+    assert [record.state for record in desk.run.ranks.values()] == [RankState.RUNNING] * 2
+    stands_still(desk, 4)
+    assert desk.run.ranks[1].state is RankState.LOST
+    assert len(desk.sent(0, messages.Abort)) >= 1
+
+
+@pytest.mark.parametrize("how", ["it was seen to end", "its connection ended while it was heard", "the run is decided"])
+def test_a_rank_that_is_known_to_be_dead_or_that_nobody_waits_for_is_not_waited_for(how: str) -> None:
+    desk = connected(3)
+    desk.receive((0, 1, 2), makers.beat(0, 0, 1))
+    if how == "it was seen to end":
+        desk.handle(RankExited("train-0", 1, "process-1", "killed by SIGKILL"))
+    stands_still(desk, 0 if "heard" in how else 5)
+    desk.disconnect(1)
+    if how == "the run is decided":
+        desk.receive(2, messages.Bye(1, "failed", "KeyError: 'x'"))
+    desk.keep_hearing((0, 2), makers.beat(0, 0, 1), times=4, every=1.0)
     assert desk.run.ranks[1].state is RankState.LOST
 
 
@@ -192,7 +231,9 @@ def test_a_rank_whose_peers_go_on_is_not_lost() -> None:
     told = "silent and not connected, but the others go on: nothing says that they wait for it"
     assert any(told in note for note in desk.notes)
     assert (desk.run.ranks[1].state, desk.sent(0, messages.Abort)) == (RankState.RUNNING, [])
-    desk.keep_hearing(0, makers.beat(30, 0, 0), times=11, every=1.0)  # they wait for it
+    desk.keep_hearing(0, makers.beat(30, 0, 0), times=30, every=1.0)  # they wait for it
+    assert [record.state for record in desk.run.ranks.values()] == [RankState.RUNNING] * 2
+    desk.keep_hearing(0, makers.beat(30, 0, 0), times=3, every=1.0)
     assert desk.run.ranks[1].state is RankState.LOST
     assert len(desk.sent(0, messages.Abort)) >= 1
 

@@ -74,6 +74,15 @@ def test_a_rank_that_was_heard_lately_or_is_gone_is_not_ended() -> None:
     assert not desk.asked(EndProcess)
 
 
+def test_a_rank_that_is_cut_off_as_all_are_is_not_ended_for_not_hearing_the_abort() -> None:
+    desk = connected(1, abort_grace=8.0)
+    desk.receive(0, messages.Tripped(1, makers.trip()))
+    desk.wait(5.0)
+    desk.disconnect(0)
+    desk.wait(60.0)
+    assert (desk.run.ranks[0].state, desk.asked(EndProcess)) == (RankState.RUNNING, [])
+
+
 def test_a_rank_that_may_hold_work_is_not_ended_before_that_is_over() -> None:
     desk = connected(2, abort_grace=1.0, hold_limit=30.0)
     desk.receive(1, replace(makers.beat(0, 0, 0), holds=True))

@@ -51,6 +51,15 @@ def test_ranks_that_end_with_the_command_are_not_waited_for() -> None:
     assert "ended without a word" in desk.reports[-1].reason
 
 
+def test_a_rank_that_ends_later_than_its_command_is_no_orphan() -> None:
+    desk = killed()
+    desk.wait(1)
+    desk.receive(1, makers.beat(0, 0, 1))
+    desk.disconnect(1)
+    desk.wait(1)
+    assert desk.sent(0, messages.Abort) == []
+
+
 def test_the_wait_for_silent_and_for_stuck_ranks_is_bounded() -> None:
     desk = killed()
     desk.wait(3.6)

@@ -92,6 +92,17 @@ def test_a_thread_may_hold_when_the_watch_of_its_rank_is_closed() -> None:
     assert [desk.sent(rank, messages.Stay) for rank in range(2)] == [[messages.Stay(0.0)]] * 2
 
 
+def test_of_a_hold_that_is_over_its_limit_nobody_waits_for_the_end() -> None:
+    holding = Holding(LIMIT, GRACE)
+    holding.begin(100.0)
+    saving = Rank(makers.hello(1, 2), b"1", 0.0)
+    holding.take(saving, holds=True)
+    saving.hear(100.0 + LIMIT + 5.0)
+    holding.take(saving, holds=False)
+    closed = Rank(makers.hello(0, 2), b"0", 0.0, state=RankState.ABORTED)
+    assert holding.stays_until(closed, 100.0 + LIMIT + 5.0, others_run=True) == 100.0 + LIMIT + GRACE
+
+
 def test_a_rank_whose_process_has_ended_holds_nothing() -> None:
     desk = connected(2, abort_grace=GRACE, hold_limit=LIMIT)
     desk.receive(1, makers.beat(0, 0, 1))

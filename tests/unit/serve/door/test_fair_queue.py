@@ -17,7 +17,7 @@ from rankwatch.shared.types.frame import FrameTable
 from rankwatch_monitor.decide.keys.budget import WORK_AT_ONCE, WORK_PER_SECOND
 from rankwatch_monitor.serve.door import fair_queue as turns_module
 from rankwatch_monitor.serve.door.decoder import decode
-from rankwatch_monitor.serve.door.fair_queue import DEBT, OVERHEAD, Turns, is_long
+from rankwatch_monitor.serve.door.fair_queue import DEBT, OVERHEAD, SLICE, Turns, is_long
 from rankwatch_monitor.serve.door.inbox import Ended, Item, Letter
 
 HELLO, BEAT = (wire.encode(message) for message in (makers.hello(), makers.beat(0, 0, 0)))
@@ -53,6 +53,7 @@ def test_a_key_over_its_share_waits_while_there_is_another_one() -> None:
     turns.spend("a", WORK_AT_ONCE, 0.0)
     assert turns.waits(letter(b"x", "a"), 0.0)
     assert not turns.waits(letter(b"y", "b"), 0.0)
+    turns.begin(0.1)
     assert not turns.waits(letter(b"x", "a"), 0.1)
     turns.spend("a", WORK_AT_ONCE, 0.1)
     turns.begin(1000.0)
@@ -60,11 +61,20 @@ def test_a_key_over_its_share_waits_while_there_is_another_one() -> None:
     assert not turns.waits(letter(b"x", "a"), 1000.0)  # the other one is gone
 
 
+def test_a_key_with_all_of_its_share_has_no_more_than_a_slice_in_a_row() -> None:
+    turns = contested("a", "b")
+    turns.spend("a", SLICE, 0.0)
+    assert (turns.waits(letter(b"x", "a"), 0.0), turns.waits(letter(b"y", "b"), 0.0)) == (True, False)
+    turns.begin(0.0)
+    assert not turns.waits(letter(b"x", "a"), 0.0)
+
+
 def test_a_debt_has_an_end() -> None:
     turns = contested("a", "b")
     for _ in range(1000):
         turns.spend("a", 0.5, 0.0)
     assert turns.waits(letter(b"x", "a"), 0.0)
+    turns.begin(0.0)
     assert not turns.waits(letter(b"x", "a"), (0.5 + (1 + DEBT) * WORK_AT_ONCE) / WORK_PER_SECOND)
 
 
@@ -123,6 +133,7 @@ def test_a_peer_of_which_too_much_waits_says_hello_again(monkeypatch: pytest.Mon
     turns.add(letter(b"x", body=HELLO))
     turns.add(letter(b"x"))
     assert [turns.next(0.0), turns.next(0.0)] == [letter(b"x", body=HELLO), letter(b"x")]
+    turns.begin(0.0)
     assert not turns.waits(letter(b"x"), 1000.0)
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from rankwatch.shared.types import messages
 from rankwatch_monitor.decide.core.journal import Entry
+from rankwatch_monitor.serve.files import unwritten
 from rankwatch_monitor.serve.files.unwritten import FIRST_RETRY, LAST_RETRY, Held
 
 BYES = [Entry(0.0, 0, messages.Bye(seq, "failed", "x" * 100)) for seq in range(1, 21)]
@@ -18,6 +21,27 @@ def test_each_try_comes_after_twice_the_time_up_to_a_limit() -> None:
     held.succeed()
     held.fail("the disk was full", 0.0)
     assert held.retry_at == FIRST_RETRY
+
+
+def test_what_came_during_a_try_that_failed_is_written_after_what_was_tried() -> None:
+    held = Held("train-0")
+    held.append(BYES[:2], room=0, bulk_room=1000, why="")
+    held.begin()
+    held.append(BYES[2:4], room=0, bulk_room=1000, why="")
+    held.fail("the disk was full", 0.0)
+    assert held.entries == BYES[:4]
+
+
+def test_other_facts_than_batches_are_bounded_while_the_disk_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unwritten, "MANY", len(BYES))
+    held = Held("train-0")
+    held.append(BYES[:1], room=0, bulk_room=1000, why="")
+    held.begin()
+    for _ in range(3):
+        held.append(BYES, room=0, bulk_room=1000, why="the disk was too slow")
+    assert len(BYES) < len(held.entries) < len(BYES) + 10
+    (gap,) = held.lost.all()
+    assert gap.why == "the disk was too slow"
 
 
 def test_other_facts_than_batches_are_bounded_while_the_disk_fails() -> None:

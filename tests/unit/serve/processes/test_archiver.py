@@ -134,7 +134,7 @@ def test_a_restarted_collector_archives_what_its_predecessor_could_not(tmp_path:
     over(tmp_path / "train-2", collector="another")
     over(tmp_path / "train-3", closed=False)
     one = archiver_of(tmp_path, f"echo $1 >> {tmp_path}/said")
-    one.take_over("head")
+    one.begin("head", takes_over=True)
     one.close()
     assert (tmp_path / "said").read_text() == "train-0\n"
 
@@ -152,7 +152,7 @@ def test_a_run_that_ended_again_before_a_collector_was_killed(tmp_path: Path) ->
         (over(tmp_path / name) / archiver.MARK).write_text("s3://bucket/runs\n")
     records.add(tmp_path / "train-1", Entry(2.0, NO_RANK, Closed()), at=101.0)
     one = archiver_of(tmp_path, f"echo $1 >> {tmp_path}/said")
-    one.take_over("head")
+    one.begin("head", takes_over=True)
     one.close()
     assert (tmp_path / "said").read_text() == "train-1\n"
 
@@ -170,3 +170,65 @@ def test_a_password_in_the_url_is_told_to_its_process_alone(tmp_path: Path, capl
     assert (tmp_path / "train-0" / archiver.MARK).read_text() == "ftp://***@host/runs\n"
     assert "no ftp://***@host/runs; later:" in caplog.text
     assert "pass/word" not in caplog.text
+
+
+@pytest.fixture
+def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archiver, "MOST_WAITING", 2)
+    monkeypatch.setattr(archiver, "NAMED", 1)
+
+
+def flooded(runs: Path, script: str, count: int) -> Archiver:
+    """An archiver that is at its first run, while more end than find room."""
+    one = archiver_of(runs, f"touch {runs}/begun; {script}")
+    one.begin("head", takes_over=False)
+    names = [over(runs / f"train-{number}").name for number in range(count)]
+    one.add(names[0])
+    until((runs / "begun").exists)
+    for name in names[1:]:
+        one.add(name)
+    return one
+
+
+@pytest.mark.usefixtures("little_room")
+def test_of_very_many_runs_some_wait_and_the_others_are_found_on_the_disk(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    wait = f"until test -e {tmp_path}/go; do sleep 0.02; done"
+    one = flooded(tmp_path, f"{wait}; echo $1 >> {tmp_path}/said", 9)
+    assert len(one._due) == 2
+    one.add("train-0")  # it ends again while it is archived: nothing on the disk would say so afterwards
+    (tmp_path / "go").touch()
+    until(lambda: all((tmp_path / f"train-{number}" / archiver.MARK).exists() for number in range(9)))
+    one.close()
+    assert sorted((tmp_path / "said").read_text().split()) == ["train-0", *(f"train-{number}" for number in range(9))]
+    assert caplog.messages == ["2 runs wait to be archived: those that end now are looked for on the disk later"]
+
+
+@pytest.mark.usefixtures("little_room")
+def test_runs_that_cannot_be_archived_hold_up_no_other_one(tmp_path: Path) -> None:
+    wait = f"until test -e {tmp_path}/go; do sleep 0.02; done"
+    one = flooded(tmp_path, f"{wait}; echo >> {tmp_path}/$1.tries; test $1 = train-8", 9)
+    (tmp_path / "go").touch()
+    until((tmp_path / "train-8" / archiver.MARK).exists)
+    one.close()
+    tries = [len((tmp_path / f"train-{number}.tries").read_text()) for number in range(9)]
+    assert max(tries) <= 2 * 3  # as it ended, and once more as it was found
+
+
+@pytest.mark.usefixtures("little_room")
+def test_at_the_end_a_few_are_named_and_the_others_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archiver, "CLOSING", 0.2)
+    one = flooded(tmp_path, "exec sleep 600", 9)
+    one.close()
+    named, more = caplog.messages[-2:]
+    assert named.startswith("run train-0 is not archived: there was no more time; later: ")
+    assert more == (
+        f"and 8 more runs in {tmp_path} are not archived; a collector with the same connection file archives them"
+    )
+    two = archiver_of(tmp_path, f"echo $1 >> {tmp_path}/said")
+    two.begin("head", takes_over=True)
+    two.close()
+    assert sorted((tmp_path / "said").read_text().split()) == [f"train-{number}" for number in range(9)]

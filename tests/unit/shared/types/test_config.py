@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -54,6 +55,12 @@ def test_a_bad_file_of_options(text: str, complaint: str, tmp_path: Path) -> Non
     path = tmp_path / "rankwatch.toml"
     path.write_text(text)
     with pytest.raises(UsageError, match=re.escape(complaint)):
+        resolve({"RANKWATCH_CONFIG": str(path)})
+
+
+def test_a_file_of_options_that_has_no_end_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(path := tmp_path / "rankwatch.toml")
+    with pytest.raises(UsageError, match=r"rankwatch.toml: it is no regular file"):
         resolve({"RANKWATCH_CONFIG": str(path)})
 
 
