@@ -44,9 +44,11 @@ _KINDS = {
 
 
 def reading(label: str, high: float = 1.0, *, low: float = 0.5, kind: Kind | None = None, dtype: str = "float32") -> Reading:
-    """A measured reading; its kind follows from its label unless it is given."""
+    """A measured reading; its kind follows from its label unless it is given. That of a loss has the loss itself in ``high``."""
     if kind is None:
         kind = _KINDS.get(label.partition("[")[0], Kind.PARAMETER)
+    if kind is Kind.LOSS:
+        low, high = high, abs(high)
     return Reading(label, kind, dtype, high if high != high else low, high, state_of(low, high))
 
 
@@ -160,9 +162,10 @@ ROOT_LOSS = frame(reading("input[0]"), reading("loss", kind=Kind.LOSS), module="
 
 
 def loss_batch(number: int, loss: float, fed: float = 1.0) -> messages.Batch:
-    """A batch of which the root's input and the loss alone were measured, with this abs max each."""
+    """A batch of which the root's input and the loss alone were measured."""
     of = FrameTable((ROOT_LOSS,))
-    return messages.Batch(number + 1, summary(number, of=of)._replace(abs_max=pack(of.typecode, [fed, loss])))
+    columns = {"abs_min": pack(of.typecode, [fed, loss]), "abs_max": pack(of.typecode, [fed, abs(loss)])}
+    return messages.Batch(number + 1, summary(number, of=of)._replace(**columns))
 
 
 def beat(*at: int, phase: str = "forward") -> messages.Beat:

@@ -20,7 +20,6 @@ from ..measure.recorder import Recorder
 from ..measure.walk import outputs_of
 from ..rerun.loss_backward import LossBackward
 from ..rerun.loss_graph import LossOrigin, Outputs, origin_after_backward, origin_of_loss
-from ..shared.types.frame import Kind
 from ..shared.types.tuning import Check
 from ..touch.patched import patch, remove_our_frame
 from ..touch.torch_private import never_compile
@@ -156,8 +155,7 @@ class Losses:
         unscaled = [self._scales.unscale(tensor) for tensor in handed]
         batch.scaling = self._scales.scaling(next((one.scale for one in unscaled if one.scale is not None), None))
         values = [one.loss for one in unscaled]
-        rows = [(Kind.LOSS, label, value) for label, value in zip(_name(handed), values, strict=True)]
-        frame = self._recorder.values(batch.position, root, rows)
+        frame = self._recorder.losses(batch.position, root, list(zip(_name(handed), values, strict=True)))
         frame.is_absorbed = batch.scaling.absorbs and not all(one.is_exact for one in unscaled)
         self._batches.add_loss(frame, values, self._origin)
 

@@ -220,6 +220,24 @@ class Recorder:
         rows = tuple([ReadingSpec(kind, label, _dtype(value)) for kind, label, value in found])
         return self.cells(position, named, Phase.FORWARD, rows, [self.cell(value) for _, _, value in found])
 
+    def losses(self, position: Position, named: NamedModule, found: list[tuple[str, Tensor]]) -> PendingFrame:
+        """A frame of labelled losses, each with its sign: see ``Kind.LOSS``."""
+        rows = tuple([ReadingSpec(Kind.LOSS, label, _dtype(value)) for label, value in found])
+        return self.cells(position, named, Phase.FORWARD, rows, [self._signed(value) for _, value in found])
+
+    def _signed(self, loss: Tensor) -> Cell:
+        if type(loss) is not Tensor or loss.numel() != 1 or loss.is_meta or not loss.is_floating_point():
+            return self.cell(loss)
+        try:
+            if loss.is_cpu:
+                number = loss.item()
+                return self._tape.known(number, abs(number))
+            cell, number = Cell(), loss.reshape(1)
+            self._tape.take(torch.stack((number, number.abs()), dim=1), [cell])
+            return cell
+        except RuntimeError:  # within a transformation of torch.func, say, it has no number
+            return self.cell(loss)
+
     def cells(
         self, position: Position, named: NamedModule, phase: Phase, rows: tuple[ReadingSpec, ...], cells: list[Cell]
     ) -> PendingFrame:
