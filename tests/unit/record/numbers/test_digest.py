@@ -67,7 +67,7 @@ def _reading(draw: st.DrawFn, dtype: str, kind: Kind) -> tuple[float, float, Sta
     low, high = sorted((draw(numbers), draw(numbers)))
     high = math.inf if state is State.INF else high
     if kind is Kind.LOSS:  # its first number has its sign
-        return draw(st.sampled_from([high, -high])), high, state
+        return draw(st.sampled_from([high, -high] if math.isfinite(high) else [-high])), high, state
     return low, high, state
 
 
