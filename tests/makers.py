@@ -161,11 +161,16 @@ def summary(batch: int = 0, *, first: int = 0, traced: bool = False, of: FrameTa
 ROOT_LOSS = frame(reading("input[0]"), reading("loss", kind=Kind.LOSS), module="", module_class="Net").spec
 
 
+def loss_table(label: str, module_class: str) -> FrameTable:
+    """Of a part of which the loss alone was measured."""
+    return FrameTable((frame(reading(label, kind=Kind.LOSS), module="", module_class=module_class).spec,))
+
+
 def loss_batch(number: int, loss: float, fed: float = 1.0) -> messages.Batch:
     """A batch of which the root's input and the loss alone were measured."""
     of = FrameTable((ROOT_LOSS,))
-    columns = {"abs_min": pack(of.typecode, [fed, loss]), "abs_max": pack(of.typecode, [fed, abs(loss)])}
-    return messages.Batch(number + 1, summary(number, of=of)._replace(**columns))
+    lows, highs = pack(of.typecode, [fed, loss]), pack(of.typecode, [fed, abs(loss)])
+    return messages.Batch(number + 1, summary(number, of=of)._replace(abs_min=lows, abs_max=highs))
 
 
 def beat(*at: int, phase: str = "forward") -> messages.Beat:

@@ -18,7 +18,7 @@ def fields(report: Report) -> list[tuple[str, str]]:
         return []
     pace = f", {course.pace:.3g} batches a second" if course.pace is not None else ""
     found = [("took", f"{_clock(course.seconds)}{pace}")]
-    found += [("loss", _loss(course) + _as_given(course, report.batches))] if course.first_loss is not None else []
+    found += [("loss", _losses(course) + _as_given(course, report.batches))] if course.first_loss is not None else []
     found += [("nearest", _nearest(course.nearest))] if course.nearest is not None else []
     found += [("grew most", _grown(course.grown))] if course.grown is not None else []
     return found
@@ -43,12 +43,13 @@ def to_dict(report: Report) -> dict[str, Any] | None:
     course = report.course
     if course is None:
         return None
-    found = course._asdict()
+    found, losses = course._asdict(), course.losses
     return {
         "seconds": round(found.pop("seconds"), 3),
         "batches_per_second": found.pop("pace"),
         "optimizer_steps": found.pop("steps"),
         **found,
+        "losses": [{"name": one.name, "first": one.first._asdict(), "last": one.last._asdict()} for one in losses],
     }
 
 
@@ -56,9 +57,14 @@ def _clock(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 100 else str(timedelta(seconds=round(seconds)))
 
 
-def _loss(course: Course) -> str:
-    first, last = course.first_loss, course.last_loss
-    assert first is not None
+def _losses(course: Course) -> str:
+    if course.losses:
+        return "\n".join(f"{one.name}: {_loss(one.first, one.last)}" for one in course.losses)
+    assert course.first_loss is not None
+    return _loss(course.first_loss, course.last_loss)
+
+
+def _loss(first: LossAt, last: LossAt | None) -> str:
     losses = [first, last] if last is not None and last.batch > first.batch else [first]
     texts = [f"{one.loss:.4g} in batch {one.batch}" for one in losses]
     if len({one.ranks for one in losses}) > 1:

@@ -126,6 +126,21 @@ def test_a_rank_with_two_losses_in_a_batch_is_one_rank() -> None:
     assert _loss(digests, min) == LossAt(0, 2.0, 2)
 
 
+def test_losses_that_take_turns_have_a_line_each(tmp_path: Path) -> None:
+    parts = [records.part(rank, *records.gan(batch), seq=batch + 1) for batch in range(12) for rank in (0, 1)]
+    end = [Entry(9.0, NO_RANK, Decided(Outcome.FINISHED, "", False)), Entry(9.0, NO_RANK, Closed())]
+    told = report(records.write(tmp_path / "train-1", *parts, *end))
+    both = [
+        "  loss       Critic: 1 in batch 0, 0.9 in batch 10 (mean of 2 ranks)",
+        "             Generator: -4.05 in batch 5, -4.11 in batch 11 (mean of 2 ranks)",
+    ]
+    lines = as_text.render(told, record="").splitlines()
+    assert lines[lines.index(both[0]) :][:2] == both
+    body = json.loads(as_json.render(told))["course"]
+    assert [one["name"] for one in body["losses"]] == ["Critic", "Generator"]
+    assert (body["first_loss"], body["last_loss"]) == (body["losses"][0]["first"], body["losses"][0]["last"])
+
+
 def test_a_run_that_is_running_took_the_time_to_its_last_standings(tmp_path: Path) -> None:
     written(tmp_path / "train-1")
     before = course(tmp_path / "train-1").seconds

@@ -41,6 +41,8 @@ class Kind(enum.IntEnum):
     LOSS = 9
     """What was handed to ``backward()``, without a loss scale: a frame of its own, of the root, with the label ``loss``.
 
+    Where several losses take turns, as a GAN's do, all but the first have another label. The class is that of what they train.
+
     It is one number, so its abs min says nothing new: that column has the loss with its sign. An older agent gave its size there.
     """
 
@@ -114,6 +116,12 @@ REDUCED = " (reduced)"
 
 SUMMED = " (summed)"
 """Label suffix: a gradient summed over the forwards of a step, each of which was finite, as in ``weight.grad (summed)``."""
+
+OF_MODULE = " of "
+"""Between the label of a loss and what it trains, where several losses take turns: ``loss of Generator``."""
+
+LOSS_OF_SOME = f"loss{OF_MODULE}?"
+"""The label of a loss where several take turns, and it is not known yet which one it is."""
 
 NO_LOSS = -1.0
 """In the place of a loss: none was measured. A loss of exactly -1 is told as ``NEXT_TO_NO_LOSS``."""

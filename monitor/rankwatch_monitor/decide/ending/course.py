@@ -15,6 +15,14 @@ class LossAt(NamedTuple):
     ranks: int
 
 
+class LossInTurn(NamedTuple):
+    """One of several losses that take turns, named after what it trains."""
+
+    name: str
+    first: LossAt
+    last: LossAt
+
+
 class NearestReading(NamedTuple):
     """The reading that came nearest to the end of its narrow dtype, which is ``times`` as large."""
 
@@ -43,7 +51,8 @@ class GrownReading(NamedTuple):
 
 class Course(NamedTuple):
     """``seconds``: from its first event to its last one. ``pace``: batches a second. ``steps``: optimizer steps between its first
-    batch and its last one. None: not known.
+    batch and its last one. None: not known. ``losses``: where several take turns, all of them; ``first_loss`` and ``last_loss``
+    are those of the first one.
     """
 
     seconds: float
@@ -53,3 +62,4 @@ class Course(NamedTuple):
     nearest: NearestReading | None
     grown: GrownReading | None
     steps: int | None = None
+    losses: tuple[LossInTurn, ...] = ()

@@ -109,7 +109,7 @@ const Runs = (() => {
 
     function show(body) {
       for (const one of shown) {
-        const lines = body[one.name].map((line) => ({ ...line, thin: ["lowest", "highest", "slowest"].includes(line.name) }));
+        const lines = body[one.name].map((line) => ({ ...line, thin: /\b(lowest|highest|slowest)$/.test(line.name) }));
         one.section.hidden = !lines.length;
         if (!lines.length) continue;
         one.draw = one.draw || Charts.curves(one.section.querySelector("div"), one.title, Charts.HOW[one.name], one.name !== "loss");
