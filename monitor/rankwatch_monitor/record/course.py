@@ -9,7 +9,7 @@ import numpy as np
 
 from rankwatch.shared.types.frame import NARROW_DTYPES
 
-from ..decide.ending.course import Course, GrownReading, LossAt, LossInTurn, NearestReading
+from ..decide.ending.course import Course, GrownReading, LossAt, LossCourse, NearestReading
 from .numbers.headroom import Readings, choose
 from .numbers.layout import Array
 from .numbers.losses import RunLosses
@@ -43,7 +43,7 @@ def find_course(record: RunRecord, world_size: int) -> Course:
         nearest=_nearest(record),
         grown=_grown(record),
         steps=int(last["step"].max()) - int(first["step"].min()) if len(first) and len(last) else None,
-        losses=losses[1:] and losses,
+        losses=losses,
     )
 
 
@@ -73,10 +73,17 @@ def _pace(first: Array, last: Array) -> float | None:
     return batches / seconds if batches > 0 and seconds > 0 else None
 
 
-def _losses(record: RunRecord, first: Array, last: Array) -> tuple[LossInTurn, ...]:
+def _losses(record: RunRecord, first: Array, last: Array) -> tuple[LossCourse, ...]:
     known, both = RunLosses(), np.concatenate([first, last[list(_FIRST)]])
     known.look(both, record.table)
-    return tuple([LossInTurn(known.name(which), _loss(own, min), _loss(own, max)) for which, own in known.split(both)])
+    found = known.split(both)
+    return tuple([LossCourse(known.name(which), _loss(own, min), _loss(own, max), _is_shared(own)) for which, own in found])
+
+
+def _is_shared(own: Array) -> bool:
+    """Whether each step has several of these losses, if the steps are known."""
+    steps = len(np.unique(own["step"]))
+    return steps > 1 and 2 * len(np.unique(own["batch"])) >= 3 * steps
 
 
 def _loss(own: Array, which: Callable[[list[int]], int]) -> LossAt:
