@@ -22,7 +22,8 @@ class RankwatchCallback(WatchingCallback, pl.Callback):  # type: ignore[misc]
     """Watches the LightningModule while ``fit`` trains it; an overflow raises TrainingAborted in each rank's ``fit``.
 
     A batch is one ``training_step``, counted over all epochs from the beginning of the training, even after a resume; where the
-    module optimizes by hand, one of its backwards, which are not to be within a forward. The optimizer step is ``trainer.global_step``. Names are relative to the LightningModule.
+    module optimizes by hand, one of its backwards, which are not to be within a forward. The optimizer step is
+    ``trainer.global_step``. Names are relative to the LightningModule.
 
     Args:
         options: as of ``rankwatch.watch``, except ``first_batch``, which the Trainer sets.
