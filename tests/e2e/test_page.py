@@ -92,7 +92,8 @@ def test_steps_that_were_left_out_are_marked_and_have_their_verdicts(tmp_path: P
 
 def test_a_gan_has_a_curve_for_each_of_its_losses(tmp_path: Path) -> None:
     parts = [records.part(rank, *records.gan(batch), seq=batch + 1) for batch in range(20) for rank in (0, 1)]
-    records.write(tmp_path / "train-0", *parts)
+    for name in ("train-0", "train-1"):
+        records.write(tmp_path / name, *parts)
     with browsing(tmp_path) as browser:
         browser.open("/run/train-0?ranks=1")
         browser.until(
@@ -102,6 +103,10 @@ def test_a_gan_has_a_curve_for_each_of_its_losses(tmp_path: Path) -> None:
         names = ["Critic, mean of the ranks", "Critic, rank 1", "Generator, mean of the ranks", "Generator, rank 1"]
         assert browser.run(f"return {legend}") == names
         assert "Generator, rank 1: -4.19" in browser.chart(1)
+        browser.open("/compare?run=train-0&run=train-1")
+        browser.until(
+            lambda: "At the end: train-0, Critic: 0.82, train-0, Generator: -4.19, train-1, Critic" in browser.chart()
+        )
         assert not browser.complaints()
 
 

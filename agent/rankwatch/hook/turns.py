@@ -37,7 +37,11 @@ CALLERS = 16
 NODES = 4
 """Operators that tell how a loss was made: from the loss downwards."""
 
-Key = Hashable
+DOUBTS = 4
+"""Losses that may be the first one of a second model: handed over in a new way, once an optimizer has stepped."""
+
+Key = tuple[Hashable, Hashable, int]
+"""The lines, how the loss was made, and who was the last to step."""
 Changed = frozenset[int] | None
 """The parameters whose gradients a backward has changed, by ``id``; None: not known."""
 
@@ -61,7 +65,7 @@ class LossTurns:
 
     def __init__(self, hooks: Hooks) -> None:
         self._hooks = hooks
-        self._key: Key = None
+        self._key: Key | None = None
         """Of the backward that runs."""
         self._before: list[tuple[int, int] | None] | None = None
         self._is_taken = False
@@ -69,6 +73,9 @@ class LossTurns:
         """The losses since the last step that had one."""
         self._known = BoundedDict[Key, tuple[int, int]](LINES)
         """Whose gradients were used by which owner, the last two times."""
+        self._ways = BoundedDict[Hashable, None](LINES)
+        """The keys of all of these, without who had stepped."""
+        self._doubts = DOUBTS
         self._owners: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         self._of_parameter: dict[int, int] = {}
         self._names: dict[int, str] = {}
@@ -84,6 +91,9 @@ class LossTurns:
     def take(self) -> Whose:
         """The backward that runs has reached the model: whose loss it has."""
         self._is_taken = True
+        if len(self._names) == 1 and self._doubts and self._key is not None and self._key[:2] not in self._ways:
+            self._doubts -= 1
+            return NOT_KNOWN
         if not 1 < len(self._names) <= MOST:
             return Whose()
         before, owner = self._known.get(self._key, (ONCE, ONCE))
@@ -119,6 +129,7 @@ class LossTurns:
         for key, changed in list(self._pending.items()):
             if owner not in self._own or not changed or any(self._of_parameter.get(one) == owner for one in changed):
                 self._known[key] = self._known.get(key, (ONCE, ONCE))[1], owner
+                self._ways[key[:2]] = None
                 used.append(self._pending.pop(key) or frozenset())
         self._used = frozenset().union(*used)
 
