@@ -91,12 +91,14 @@ class LossTurns:
     def take(self) -> Whose:
         """The backward that runs has reached the model: whose loss it has."""
         self._is_taken = True
-        if len(self._names) == 1 and self._doubts and self._key is not None and self._key[:2] not in self._ways:
-            self._doubts -= 1
-            return NOT_KNOWN
-        if not 1 < len(self._names) <= MOST:
+        key, several = self._key, len(self._names)
+        if key is None or not 1 <= several <= MOST:
             return Whose()
-        before, owner = self._known.get(self._key, (ONCE, ONCE))
+        if several == 1:
+            is_new = bool(self._doubts) and key[:2] not in self._ways
+            self._doubts -= is_new
+            return NOT_KNOWN if is_new else Whose()
+        before, owner = self._known.get(key, (ONCE, ONCE))
         if before == ONCE:
             return NOT_KNOWN
         if before != owner:
