@@ -102,7 +102,7 @@ def test_a_gan_has_a_curve_for_each_of_its_losses(tmp_path: Path) -> None:
         legend = "echarts.getInstanceByDom(document.querySelectorAll('.chart')[1]).getOption().series.map((one) => one.name)"
         names = ["Critic, mean of the ranks", "Critic, rank 1", "Generator, mean of the ranks", "Generator, rank 1"]
         assert browser.run(f"return {legend}") == names
-        assert "Generator, rank 1: -4.19" in browser.chart(1)
+        assert "Generator, rank 1: -4.19." in browser.chart(1)
         browser.open("/compare?run=train-0&run=train-1")
         browser.until(
             lambda: "At the end: train-0, Critic: 0.82, train-0, Generator: -4.19, train-1, Critic" in browser.chart()

@@ -172,7 +172,7 @@ const Charts = (() => {
     let drawn = [];
     let marked = []; // [batch, what was left out there]
     let at = null;
-    const short = (value) => (value >= 0.001 && value < 1e5 ? String(Number(value.toPrecision(4))) : value === 0 ? "0" : number(value));
+    const short = (value) => (Math.abs(value) >= 0.001 && Math.abs(value) < 1e5 ? String(Number(value.toPrecision(4))) : value === 0 ? "0" : number(value));
     const said = (line, point) => `${line.name}: ${point[1] === null ? "inf or nan" : short(point[1])}${point[2] === null || point[2] === line.rank ? "" : ` (rank ${point[2]})`}`;
 
     const { made, draw } = chart(box, () => {
