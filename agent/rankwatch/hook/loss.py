@@ -159,7 +159,7 @@ class Losses:
         unscaled = [self._scales.unscale(tensor) for tensor in handed]
         batch.scaling = self._scales.scaling(next((one.scale for one in unscaled if one.scale is not None), None))
         values = [one.loss for one in unscaled]
-        whose = self._turns.take()
+        whose = self._turns.take(is_bad=self._origin is not None and self._origin.later is None)
         labels = _name(handed, whose.label)
         frame = self._recorder.losses(batch.position, root, list(zip(labels, values, strict=True)), whose.name)
         frame.is_absorbed = batch.scaling.absorbs and not all(one.is_exact for one in unscaled)

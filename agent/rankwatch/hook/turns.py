@@ -88,14 +88,18 @@ class LossTurns:
         self._last = -1
         """The owner that was the last to step."""
 
-    def take(self) -> Whose:
-        """The backward that runs has reached the model: whose loss it has."""
+    def take(self, *, is_bad: bool) -> Whose:
+        """The backward that runs has reached the model: whose loss it has. A bad one is in no curve: it is never of nobody."""
         self._is_taken = True
+        found = self._take()
+        return Whose() if is_bad and found is NOT_KNOWN else found
+
+    def _take(self) -> Whose:
         key, several = self._key, len(self._names)
         if key is None or not 1 <= several <= MOST:
             return Whose()
         if several == 1:
-            is_new = bool(self._doubts) and key[:2] not in self._ways
+            is_new = bool(self._doubts) and key[:2] not in self._ways and self._may_have_another()
             self._doubts -= is_new
             return NOT_KNOWN if is_new else Whose()
         before, owner = self._known.get(key, (ONCE, ONCE))
@@ -181,6 +185,11 @@ class LossTurns:
     def _unique(self, name: str, other: str) -> str:
         names = self._names.values()
         return name if name not in names else other if other not in names else f"{other} ({len(names) + 1})"
+
+    def _may_have_another(self) -> bool:
+        """Whether there is something to train that the only optimizer so far does not."""
+        rest = (value for value in self._parameters() if id(value) not in self._of_parameter)
+        return bool(self._hooks.others) or any(value.requires_grad for value in rest)
 
     def _parameters(self) -> Iterable[Tensor]:
         return (value for named in self._hooks.own for value in named.module._parameters.values() if value is not None)
