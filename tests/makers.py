@@ -44,9 +44,11 @@ _KINDS = {
 
 
 def reading(label: str, high: float = 1.0, *, low: float = 0.5, kind: Kind | None = None, dtype: str = "float32") -> Reading:
-    """A measured reading; its kind follows from its label unless it is given."""
+    """A measured reading; its kind follows from its label unless it is given. That of a loss has the loss itself in ``high``."""
     if kind is None:
         kind = _KINDS.get(label.partition("[")[0], Kind.PARAMETER)
+    if kind is Kind.LOSS:
+        low, high = high, abs(high)
     return Reading(label, kind, dtype, high if high != high else low, high, state_of(low, high))
 
 
@@ -159,10 +161,16 @@ def summary(batch: int = 0, *, first: int = 0, traced: bool = False, of: FrameTa
 ROOT_LOSS = frame(reading("input[0]"), reading("loss", kind=Kind.LOSS), module="", module_class="Net").spec
 
 
+def loss_table(label: str, module_class: str) -> FrameTable:
+    """Of a part of which the loss alone was measured."""
+    return FrameTable((frame(reading(label, kind=Kind.LOSS), module="", module_class=module_class).spec,))
+
+
 def loss_batch(number: int, loss: float, fed: float = 1.0) -> messages.Batch:
-    """A batch of which the root's input and the loss alone were measured, with this abs max each."""
+    """A batch of which the root's input and the loss alone were measured."""
     of = FrameTable((ROOT_LOSS,))
-    return messages.Batch(number + 1, summary(number, of=of)._replace(abs_max=pack(of.typecode, [fed, loss])))
+    lows, highs = pack(of.typecode, [fed, loss]), pack(of.typecode, [fed, abs(loss)])
+    return messages.Batch(number + 1, summary(number, of=of)._replace(abs_min=lows, abs_max=highs))
 
 
 def beat(*at: int, phase: str = "forward") -> messages.Beat:

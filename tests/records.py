@@ -10,7 +10,19 @@ from typing import TypeVar
 
 import makers
 from rankwatch.shared.types import messages
-from rankwatch.shared.types.frame import BatchSummary, Frame, FrameTable, Kind, Phase, Position, Reading, State, pack
+from rankwatch.shared.types.frame import (
+    LOSS_OF_SOME,
+    OF_MODULE,
+    BatchSummary,
+    Frame,
+    FrameTable,
+    Kind,
+    Phase,
+    Position,
+    Reading,
+    State,
+    pack,
+)
 from rankwatch.shared.types.trip import Trip
 from rankwatch_monitor.decide.core.effects import Show
 from rankwatch_monitor.decide.core.journal import NO_RANK, Entry, Fact, Opened, Trained
@@ -60,6 +72,16 @@ def frames(batch: int, high: float = 1.0, *, wide: bool = False) -> list[Frame]:
     ]
     modules = ("embed", "mask", "layer", "layer", "")
     return [makers.frame(*of, at=(batch, 0, at), module=modules[at]) for at, of in enumerate(readings)]
+
+
+def gan(batch: int) -> list[Frame]:
+    """A forward of a GAN in a container: the first batch of each loss is of nobody, and then they take turns."""
+    losses = ("loss", "Critic", 1.0), (f"loss{OF_MODULE}Generator", "Generator", -4.0)
+    label, module_class, loss = losses[batch % 2]
+    label, module_class = (("loss", "Gan"), (LOSS_OF_SOME, "Gan"), (label, module_class))[min(2, batch // 2)]
+    reading = makers.reading(label, loss - batch / 100, kind=Kind.LOSS)
+    root = makers.frame(makers.reading("output"), at=(batch, 0, 0), module="", module_class="Gan")
+    return [root, makers.frame(reading, at=(batch, 0, 1), module="", module_class=module_class)]
 
 
 def backward(batch: int, high: float = 1.0) -> list[Frame]:

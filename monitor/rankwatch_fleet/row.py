@@ -173,15 +173,17 @@ def _digests(record: RunRecord) -> list[dict[str, Any]]:
     while (last - first) // width >= MAX_DIGESTS:
         width *= 2
     rows = max(0, last - first + width) // width
-    parts, bad = np.zeros(rows, np.int64), np.zeros(rows, np.int64)
-    headroom, loss = np.full(rows, np.inf), np.full(rows, NO_LOSS)
+    parts, bad, has_loss = np.zeros(rows, np.int64), np.zeros(rows, np.int64), np.zeros(rows, bool)
+    headroom, loss = np.full(rows, np.inf), np.full(rows, -np.inf)
     started, ended = np.full(rows, np.inf), np.full(rows, -np.inf)
     for _, digests in record.segments(_COLUMNS):
         at = (digests["batch"] - first) // width
         np.add.at(parts, at, 1)
         np.add.at(bad, at, digests["bad"])
         np.minimum.at(headroom, at, digests["headroom"])
-        np.maximum.at(loss, at, digests["loss"])
+        has = digests["loss"] != NO_LOSS
+        np.maximum.at(loss, at[has], digests["loss"][has])
+        has_loss[at[has]] = True
         np.minimum.at(started, at, digests["started"])
         np.maximum.at(ended, at, digests["ended"])
     return [
@@ -193,14 +195,10 @@ def _digests(record: RunRecord) -> list[dict[str, Any]]:
             "ended": _time(float(ended[row])),
             "headroom": float(headroom[row]),
             "bad": int(bad[row]),
-            "loss": _known(float(loss[row])),
+            "loss": float(loss[row]) if has_loss[row] else None,
         }
         for row in np.flatnonzero(parts)
     ]
-
-
-def _known(loss: float) -> float | None:
-    return None if loss == NO_LOSS else loss
 
 
 def _time(seconds: float) -> datetime | None:

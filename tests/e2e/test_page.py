@@ -90,6 +90,26 @@ def test_steps_that_were_left_out_are_marked_and_have_their_verdicts(tmp_path: P
         assert not browser.complaints()
 
 
+def test_a_gan_has_a_curve_for_each_of_its_losses(tmp_path: Path) -> None:
+    parts = [records.part(rank, *records.gan(batch), seq=batch + 1) for batch in range(20) for rank in (0, 1)]
+    for name in ("train-0", "train-1"):
+        records.write(tmp_path / name, *parts)
+    with browsing(tmp_path) as browser:
+        browser.open("/run/train-0?ranks=1")
+        browser.until(
+            lambda: "At the end: Critic, mean of the ranks: 0.82, Critic, rank 1: 0.82, Generator, " in browser.chart(1)
+        )
+        legend = "echarts.getInstanceByDom(document.querySelectorAll('.chart')[1]).getOption().series.map((one) => one.name)"
+        names = ["Critic, mean of the ranks", "Critic, rank 1", "Generator, mean of the ranks", "Generator, rank 1"]
+        assert browser.run(f"return {legend}") == names
+        assert "Generator, rank 1: -4.19." in browser.chart(1)
+        browser.open("/compare?run=train-0&run=train-1")
+        browser.until(
+            lambda: "At the end: train-0, Critic: 0.82, train-0, Generator: -4.19, train-1, Critic" in browser.chart()
+        )
+        assert not browser.complaints()
+
+
 def test_each_view_of_a_run_that_finished_has_its_own_address(browser: Browser) -> None:
     browser.open("/run/good-0")
     browser.shows("finished", ".badge")

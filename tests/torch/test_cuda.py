@@ -46,6 +46,16 @@ def test_async_never_waits_for_the_device(gradients: bool) -> None:
     assert detector.fault == ""
 
 
+@pytest.mark.parametrize("check", ["frame", "batch", "async"])
+def test_a_loss_has_its_sign(check: str) -> None:
+    model, detector, notebook = on_gpu(check=check)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    for number in range(4):
+        learn(model(ones()).sum() * 0 + (1.5 - number), optimizer)
+    detector.remove()
+    assert [summary.loss(table) for table, summary in notebook.sent] == [1.5, 0.5, -0.5, -1.5]
+
+
 def test_batches_are_judged_as_wholes_by_default() -> None:
     model, detector, _ = on_gpu()
     assert detector._settler.check is Check.BATCH

@@ -225,6 +225,50 @@ def test_lightning_on_one_device(tmp_path: Path, library: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_a_gan_that_lightning_lets_optimize_by_hand_has_two_losses(tmp_path: Path) -> None:
+    """The backwards are in the ``training_step``, which is no batch there: each backward is one."""
+    pl = pytest.importorskip("lightning.pytorch")
+    from rankwatch.integrations.lightning import RankwatchCallback
+
+    class Generator(nn.Linear):
+        pass
+
+    class Gan(pl.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization, self.rounds = False, 0
+            self.generator, self.critic = Generator(4, 4), nn.Linear(4, 1)
+
+        def training_step(self, batch: Any, number: int) -> None:
+            ours, theirs = self.optimizers()
+            if self.rounds == 7:
+                nn.init.constant_(self.critic.bias, float("nan"))
+            self.rounds += 1
+            fake = self.generator(torch.ones(2, 4))
+            self.learn((self.critic(fake.detach()) - self.critic(-fake.detach())).mean(), theirs)
+            self.learn(-self.critic(fake).mean(), ours)
+
+        def learn(self, loss: Tensor, optimizer: Any) -> None:
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+
+        def configure_optimizers(self) -> Any:
+            return [torch.optim.SGD(part.parameters(), lr=0.01) for part in (self.generator, self.critic)]
+
+    callback = RankwatchCallback(check="frame")
+    seen: list[set[str]] = []
+
+    class Look(pl.Callback):  # type: ignore[misc, name-defined]
+        def on_train_batch_end(self, *more: Any) -> None:
+            seen.append({name for name in callback.watch.summaries() if "/loss" in name})  # type: ignore[union-attr]
+
+    with pytest.raises(rankwatch.OverflowDetected, match=r"batch 14: critic \(Linear\), bias: nan"):
+        fit(pl, tmp_path, Gan(), [callback, Look()])
+    assert seen[4:] == [{"abs_max/loss of Generator", "abs_min/loss of Generator"}] * 3
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_zero_code_finds_lightning_by_its_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pl = pytest.importorskip("lightning.pytorch")
     from rankwatch.integrations.lightning import RankwatchCallback

@@ -212,8 +212,8 @@ def test_only_the_doctor_and_the_agreement_meet_at_a_store() -> None:
         ("sqlite3", "record.schema record.store record.reader record.checked record.disk"),
         (
             "numpy",
-            "record.numbers.layout record.numbers.digest record.numbers.headroom record.numbers.jumps record.numbers.recent"
-            " record.store record.reader record.origin record.course"
+            "record.numbers.layout record.numbers.digest record.numbers.headroom record.numbers.jumps"
+            " record.numbers.losses record.numbers.recent record.store record.reader record.origin record.course"
             " decide.replicas.groups.replicated_rows decide.replicas.groups.inferred decide.replicas.groups.replica_group"
             " decide.replicas.groups.gathers decide.replicas.table_layout decide.replicas.votes decide.replicas.extent"
             " views.ui.grids views.ui.bins views.ui.curves views.ui.by_rank views.ui.sources"

@@ -46,6 +46,7 @@ from .running import RunningRoots
 from .step.guard import Guard
 from .step.scaler import LossScales
 from .step.skipping import Skipping
+from .turns import LossTurns
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +107,8 @@ class Detector:
         collectives = self._collectives = Collectives(
             recorder, doors.guarded, is_watched=self._is_watched, is_measured=self._is_measured
         )
-        losses = self._losses = Losses(batches, scales, recorder, hooks, settler)
+        turns = LossTurns(hooks)
+        losses = self._losses = Losses(batches, scales, recorder, hooks, settler, turns)
         gradients = self._gradients = Gradients(
             config.gradients, batches, recorder, doors, model=hooks, collectives=collectives, losses=losses
         )
@@ -135,8 +137,8 @@ class Detector:
         hooks.put_on(forwards, backwards)
         compiled = CompiledEntry(model, forwards)
         feed.subscribe(
-            copies, gradients, guard, skipping, batches, undecided, settler, hooks, losses, scales, fingerprints, standstill,
-            ungraded, limit, forwards, compiled, outside,
+            copies, gradients, guard, skipping, batches, undecided, settler, hooks, losses, turns, scales, fingerprints,
+            standstill, ungraded, limit, forwards, compiled, outside,
         )  # fmt: skip
         watch = BackwardWatch(backwards)
         self._removed = hooks, compiled, gradients, scales, watch, guard, fingerprints, collectives, ungraded

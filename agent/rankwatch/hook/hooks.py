@@ -239,9 +239,13 @@ class Hooks:
         """The modules that no other watched model has; all, if there is no such module."""
         if len(_all) == 1:
             return self.modules
-        others = [hooks for hooks in _all if hooks is not self]
-        found = [named for key, named in self._known.items() if not any(key in one._known for one in others)]
+        found = [named for key, named in self._known.items() if not any(key in one._known for one in self.others)]
         return found if any(map(_has_parameters, found)) else self.modules
+
+    @property
+    def others(self) -> list[Hooks]:
+        """Those of the other watched models."""
+        return [hooks for hooks in _all if hooks is not self]
 
     def is_run_by_another(self, module: nn.Module) -> bool:
         """Whether another watched model, which has this module too and is no part of this one, runs in the calling thread."""

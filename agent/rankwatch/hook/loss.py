@@ -20,7 +20,6 @@ from ..measure.recorder import Recorder
 from ..measure.walk import outputs_of
 from ..rerun.loss_backward import LossBackward
 from ..rerun.loss_graph import LossOrigin, Outputs, origin_after_backward, origin_of_loss
-from ..shared.types.frame import Kind
 from ..shared.types.tuning import Check
 from ..touch.patched import patch, remove_our_frame
 from ..touch.torch_private import never_compile
@@ -30,6 +29,7 @@ from .batches import Batches
 from .hooks import Hooks
 from .running import is_capturing
 from .step.scaler import LossScales
+from .turns import LossTurns
 
 MAX_LOOKS = 16
 """Bad losses whose graph is looked at in ``AGAIN`` batches. A training that goes on with them is not slowed down for ever."""
@@ -74,7 +74,10 @@ class Losses:
 
     events = (OutputsCame, BackwardBegins, BackwardReached, BackwardEnded)
 
-    def __init__(self, batches: Batches, scales: LossScales, recorder: Recorder, hooks: Hooks, settler: Settler) -> None:
+    def __init__(
+        self, batches: Batches, scales: LossScales, recorder: Recorder, hooks: Hooks, settler: Settler, turns: LossTurns
+    ) -> None:
+        self._turns = turns
         self._batches = batches
         self._scales = scales
         self._recorder = recorder
@@ -156,8 +159,9 @@ class Losses:
         unscaled = [self._scales.unscale(tensor) for tensor in handed]
         batch.scaling = self._scales.scaling(next((one.scale for one in unscaled if one.scale is not None), None))
         values = [one.loss for one in unscaled]
-        rows = [(Kind.LOSS, label, value) for label, value in zip(_name(handed), values, strict=True)]
-        frame = self._recorder.values(batch.position, root, rows)
+        whose = self._turns.take(is_bad=self._origin is not None and self._origin.later is None)
+        labels = _name(handed, whose.label)
+        frame = self._recorder.losses(batch.position, root, list(zip(labels, values, strict=True)), whose.name)
         frame.is_absorbed = batch.scaling.absorbs and not all(one.is_exact for one in unscaled)
         self._batches.add_loss(frame, values, self._origin)
 
@@ -200,9 +204,11 @@ def versions_of(modules: Iterable[NamedModule]) -> list[tuple[int, int] | None]:
     ]
 
 
-def _name(losses: list[Tensor]) -> list[str]:
+def _name(losses: list[Tensor], label: str) -> list[str]:
     """The labels of losses: ``loss``; of several ``loss[0]``, ``loss[1]``."""
-    return ["loss"] if len(losses) == 1 else [f"loss[{number}]" for number in range(len(losses))]
+    if len(losses) == 1:
+        return [label]
+    return [label.replace("loss", f"loss[{number}]", 1) for number in range(len(losses))]
 
 
 def _observed(original: Callable[..., Any]) -> Callable[..., Any]:

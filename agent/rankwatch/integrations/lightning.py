@@ -21,8 +21,9 @@ from .watching import WatchingCallback
 class RankwatchCallback(WatchingCallback, pl.Callback):  # type: ignore[misc]
     """Watches the LightningModule while ``fit`` trains it; an overflow raises TrainingAborted in each rank's ``fit``.
 
-    A batch is one ``training_step``, counted over all epochs from the beginning of the training, even after a resume. The
-    optimizer step is ``trainer.global_step``. Names are relative to the LightningModule.
+    A batch is one ``training_step``, counted over all epochs from the beginning of the training, even after a resume; where the
+    module optimizes by hand, one of its backwards, which are not to be within a forward. The optimizer step is
+    ``trainer.global_step``. Names are relative to the LightningModule.
 
     Args:
         options: as of ``rankwatch.watch``, except ``first_batch``, which the Trainer sets.
@@ -39,7 +40,7 @@ class RankwatchCallback(WatchingCallback, pl.Callback):  # type: ignore[misc]
             return
         self._close(pl_module)
         self._open_watch(trainer.strategy.model, first_batch=trainer.fit_loop.total_batch_idx + 1)
-        if trainer.strategy.model is pl_module:
+        if trainer.strategy.model is pl_module and pl_module.automatic_optimization:
             for name in ("training_step", "validation_step"):
                 self._steps[name] = _through_forward(pl_module, name)
 

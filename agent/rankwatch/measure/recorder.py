@@ -7,7 +7,7 @@ import math
 from collections.abc import Hashable, Iterable, Sequence
 from contextlib import suppress
 from ctypes import c_float
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 from weakref import ref
 
@@ -219,6 +219,31 @@ class Recorder:
         """A frame of labelled values under a module's name."""
         rows = tuple([ReadingSpec(kind, label, _dtype(value)) for kind, label, value in found])
         return self.cells(position, named, Phase.FORWARD, rows, [self.cell(value) for _, _, value in found])
+
+    def losses(
+        self, position: Position, named: NamedModule, found: list[tuple[str, Tensor]], trained: str = ""
+    ) -> PendingFrame:
+        """A frame of labelled losses, each with its sign: see ``Kind.LOSS``. ``trained``: the class that they train, if known."""
+        rows = tuple([ReadingSpec(Kind.LOSS, label, _dtype(value)) for label, value in found])
+        specs, cells = self._specs_of(named), [self._signed(value) for _, value in found]
+        spec = specs.get((trained, rows))
+        if spec is None:
+            spec = _spec(named, rows, Phase.FORWARD)
+            spec = specs[trained, rows] = replace(spec, module_class=trained or spec.module_class)
+        return PendingFrame(position, named, spec, cells, self._step)
+
+    def _signed(self, loss: Tensor) -> Cell:
+        if type(loss) is not Tensor or loss.numel() != 1 or loss.is_meta or not loss.is_floating_point():
+            return self.cell(loss)
+        try:
+            if loss.is_cpu:
+                number = loss.item()
+                return self._tape.known(number, abs(number))
+            cell, one = Cell(), loss.reshape(1)
+            self._tape.take(torch.stack((one, one.abs()), dim=1), [cell])
+            return cell
+        except RuntimeError:  # within a transformation of torch.func, say, it has no number
+            return self.cell(loss)
 
     def cells(
         self, position: Position, named: NamedModule, phase: Phase, rows: tuple[ReadingSpec, ...], cells: list[Cell]

@@ -7,11 +7,12 @@ from itertools import islice
 
 import numpy as np
 
-from rankwatch.shared.types.frame import NARROW_DTYPES, NO_LOSS
+from rankwatch.shared.types.frame import NARROW_DTYPES
 
-from ..decide.ending.course import Course, GrownReading, LossAt, NearestReading
+from ..decide.ending.course import Course, GrownReading, LossAt, LossCourse, NearestReading
 from .numbers.headroom import Readings, choose
 from .numbers.layout import Array
+from .numbers.losses import RunLosses
 from .reader import RunRecord
 from .store import SEGMENT
 
@@ -27,20 +28,22 @@ PARTS, KINDS = 512, 8
 LEAST_GROWTH = 1.05
 """A smaller factor is not told."""
 
-_FIRST = ("rank", "batch", "first_frame", "loss", "ended", "step")
+_FIRST = ("rank", "batch", "first_frame", "loss", "ended", "step", "table")
 
 
 def find_course(record: RunRecord, world_size: int) -> Course:
     """Raises StoreError."""
     first, last = _ends(record, world_size)
+    losses = _losses(record, first, last)
     return Course(
         seconds=max(0.0, record.last_heard() - record.began()),
         pace=_pace(first, last),
-        first_loss=_loss(first, min),
-        last_loss=_loss(last, max),
+        first_loss=losses[0].first if losses else None,
+        last_loss=losses[0].last if losses else None,
         nearest=_nearest(record),
         grown=_grown(record),
         steps=int(last["step"].max()) - int(first["step"].min()) if len(first) and len(last) else None,
+        losses=losses,
     )
 
 
@@ -70,10 +73,21 @@ def _pace(first: Array, last: Array) -> float | None:
     return batches / seconds if batches > 0 and seconds > 0 else None
 
 
-def _loss(digests: Array, which: Callable[[list[int]], int]) -> LossAt | None:
-    own = digests[digests["loss"] != NO_LOSS]
-    if not len(own):
-        return None
+def _losses(record: RunRecord, first: Array, last: Array) -> tuple[LossCourse, ...]:
+    known, both = RunLosses(), np.concatenate([first, last[list(_FIRST)]])
+    known.look(both, record.table)
+    found = known.split(both)
+    return tuple([LossCourse(known.name(which), _loss(own, min), _loss(own, max), _is_shared(own)) for which, own in found])
+
+
+def _is_shared(own: Array) -> bool:
+    """Whether each step has several of these losses, if the steps are known."""
+    steps = len(np.unique(own["step"]))
+    return steps > 1 and 2 * len(np.unique(own["batch"])) >= 3 * steps
+
+
+def _loss(own: Array, which: Callable[[list[int]], int]) -> LossAt:
+    """``own``: digests that have a loss."""
     batch = which(own["batch"].tolist())
     own = own[own["batch"] == batch]
     own = own[np.argsort(own["first_frame"], kind="stable")]

@@ -115,6 +115,7 @@ class Follower:
         if self._recent is None:
             self._recent = RecentReader()
             digests = record.newest_digests(min(FIRST_SEGMENTS, 1 + -(-FIRST_BATCHES * world_size // SEGMENT)))
+        self._recent.losses.look(digests, record.table)
         return self._recent.take(digests)
 
     def _replay(self, record: RunRecord) -> Run:

@@ -144,8 +144,9 @@ def gpu_to_dict(gpu: Gpu) -> dict[str, str | None] | None:
 
 
 def loss_to_dict(row: RankRow) -> dict[str, Any]:
-    """The last loss of a rank: the abs max of the largest, if a batch has several."""
-    return {"rank": row.rank, "batch": row.loss_batch, "abs_max": row.loss, "state": state_of(row.loss, row.loss)}
+    """The last loss of a rank: the largest, if a batch has several."""
+    size = abs(row.loss)
+    return {"rank": row.rank, "batch": row.loss_batch, "abs_max": size, "state": state_of(size, size), "loss": row.loss}
 
 
 def _stage(row: RankRow) -> int | None:

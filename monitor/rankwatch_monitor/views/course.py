@@ -8,7 +8,7 @@ from typing import Any
 from rankwatch.shared.words.text import PHASE_WORDS
 
 from ..decide.core.report import Report
-from ..decide.ending.course import Course, GrownReading, LossAt, NearestReading
+from ..decide.ending.course import Course, GrownReading, LossAt, LossCourse, NearestReading
 
 
 def fields(report: Report) -> list[tuple[str, str]]:
@@ -18,7 +18,7 @@ def fields(report: Report) -> list[tuple[str, str]]:
         return []
     pace = f", {course.pace:.3g} batches a second" if course.pace is not None else ""
     found = [("took", f"{_clock(course.seconds)}{pace}")]
-    found += [("loss", _loss(course) + _as_given(course, report.batches))] if course.first_loss is not None else []
+    found += [("loss", _losses(course))] if course.losses else []
     found += [("nearest", _nearest(course.nearest))] if course.nearest is not None else []
     found += [("grew most", _grown(course.grown))] if course.grown is not None else []
     return found
@@ -43,12 +43,13 @@ def to_dict(report: Report) -> dict[str, Any] | None:
     course = report.course
     if course is None:
         return None
-    found = course._asdict()
+    found, losses = course._asdict(), course.losses
     return {
         "seconds": round(found.pop("seconds"), 3),
         "batches_per_second": found.pop("pace"),
         "optimizer_steps": found.pop("steps"),
         **found,
+        "losses": [{**one._asdict(), "first": one.first._asdict(), "last": one.last._asdict()} for one in losses],
     }
 
 
@@ -56,20 +57,24 @@ def _clock(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 100 else str(timedelta(seconds=round(seconds)))
 
 
-def _loss(course: Course) -> str:
-    first, last = course.first_loss, course.last_loss
-    assert first is not None
-    losses = [first, last] if last is not None and last.batch > first.batch else [first]
+def _losses(course: Course) -> str:
+    named = len(course.losses) > 1
+    return "\n".join(
+        (f"{one.name}: " if named else "") + _loss(one.first, one.last) + _as_given(one) for one in course.losses
+    )
+
+
+def _loss(first: LossAt, last: LossAt) -> str:
+    losses = [first, last] if last.batch > first.batch else [first]
     texts = [f"{one.loss:.4g} in batch {one.batch}" for one in losses]
     if len({one.ranks for one in losses}) > 1:
         return ", ".join(text + (_mean_of(one) or " (1 rank)") for text, one in zip(texts, losses, strict=True))
     return ", ".join(texts) + _mean_of(first)
 
 
-def _as_given(course: Course, batches: int) -> str:
-    """Where a step has several batches, what is handed to a backward is mostly divided by their number: others print another."""
-    is_divided = course.steps is not None and 0 < 2 * course.steps < batches
-    return ", as given to backward()" if is_divided else ""
+def _as_given(one: LossCourse) -> str:
+    """Where a step has several micro-batches, each loss is mostly divided by their number, and frameworks print another."""
+    return ", as given to backward()" if one.is_of_micro_batches else ""
 
 
 def _mean_of(loss: LossAt) -> str:

@@ -82,6 +82,35 @@ def test_the_loss_is_the_last_frame_of_its_batchs_forward_in_one_message(check: 
     assert detector.progress == Moment(4, 3, 0, 5)  # the step after it is over
 
 
+@every_check
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_loss_that_passes_through_zero_has_its_sign(check: str, dtype: torch.dtype) -> None:
+    model, detector, notebook = watching(check=check)
+    optimizer = sgd(model.to(dtype))
+    expected = []
+    for number in range(4):
+        loss = model(ones().to(dtype)).square().mean() * 0 + (1.5 - number)
+        expected.append(loss.item())
+        learn(loss, optimizer)
+    detector.remove()
+    assert [summary.loss(table) for table, summary in notebook.sent] == expected == [1.5, 0.5, -0.5, -1.5]
+    assert losses(notebook) == [(number, "loss", abs(loss)) for number, loss in enumerate(expected)]
+
+
+def test_a_loss_that_the_model_returns_has_its_sign_beside_an_output_that_has_none() -> None:
+    class Likelihood(nn.Linear):
+        def forward(self, value: Tensor) -> Tensor:
+            return super().forward(value).square().mean() * 0 - 3
+
+    model = Likelihood(2, 2)
+    detector, notebook = watched(model)
+    learn(model(torch.ones(1, 2)), sgd(model))
+    detector.remove()
+    (table, summary) = notebook.sent[0]
+    found = {row.label: (row.abs_min, row.abs_max) for frame in summary.frames(table) for row in frame.readings}
+    assert (found["output"], found["loss"]) == ((3.0, 3.0), (-3.0, 3.0))
+
+
 def test_the_forward_is_sent_with_the_loss_before_the_gradients_go_on() -> None:
     sent: list[int] = []
     model, _, notebook = watching()

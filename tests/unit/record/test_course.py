@@ -14,7 +14,7 @@ import records
 from rankwatch.shared.types.frame import Frame, Kind, Phase
 from rankwatch_monitor.decide.core.journal import NO_RANK, Closed, Decided, Entry, Waited
 from rankwatch_monitor.decide.core.report import Outcome, Report
-from rankwatch_monitor.decide.ending.course import Course, GrownReading, LossAt, NearestReading
+from rankwatch_monitor.decide.ending.course import Course, GrownReading, LossAt, LossCourse, NearestReading
 from rankwatch_monitor.record import replay
 from rankwatch_monitor.record.course import _loss, find_course
 from rankwatch_monitor.record.reader import RunRecord
@@ -105,25 +105,55 @@ def test_it_is_in_the_report_in_a_few_lines_and_in_the_json(tmp_path: Path) -> N
 def test_each_loss_has_its_ranks_where_they_differ(tmp_path: Path, first: int, last: int, text: str) -> None:
     told = report(written(tmp_path / "train-1"))
     assert told.course is not None
-    told = replace(told, course=told.course._replace(first_loss=LossAt(0, 2.0, first), last_loss=LossAt(9, 1.0, last)))
+    loss = LossCourse("loss", LossAt(0, 2.0, first), LossAt(9, 1.0, last))
+    told = replace(told, course=told.course._replace(losses=(loss,)))
     assert f"  loss       {text}\n" in as_text.render(told)
 
 
-@pytest.mark.parametrize(("steps", "is_told"), [(19, False), (12, False), (9, True), (1, True), (0, False), (None, False)])
-def test_a_loss_of_accumulated_gradients_is_said_to_be_the_one_that_backward_got(
-    tmp_path: Path, steps: int | None, is_told: bool
+@pytest.mark.parametrize(
+    ("batches_of_a_step", "has_loss", "is_told"),
+    [
+        (1, 1, False),
+        (2, 1, True),
+        (4, 1, True),
+        (20, 1, False),  # it has not stepped: nothing is known
+        (2, 2, False),  # two forwards, as of a pair, and one loss
+        (3, 3, False),
+        (6, 2, True),
+    ],
+)
+def test_a_loss_of_micro_batches_is_said_to_be_the_one_that_backward_got(
+    tmp_path: Path, batches_of_a_step: int, has_loss: int, is_told: bool
 ) -> None:
-    told = report(written(tmp_path / "train-1"))
-    assert told.course is not None
-    course = told.course._replace(first_loss=LossAt(0, 2.0, 1), last_loss=LossAt(9, 1.0, 1), steps=steps)
-    text = as_text.render(replace(told, course=course))
-    assert f"  loss       2 in batch 0, 1 in batch 9{', as given to backward()' * is_told}\n" in text
+    parts = [
+        records.part(0, *forward(batch, 0)[: 2 + (batch % has_loss == 0)], seq=batch + 1, step=batch // batches_of_a_step)
+        for batch in range(20)
+    ]
+    end = [Entry(9.0, NO_RANK, Decided(Outcome.FINISHED, "", False)), Entry(9.0, NO_RANK, Closed())]
+    told = report(records.write(tmp_path / "train-1", *parts, *end))
+    (line,) = (line for line in as_text.render(told, record="").splitlines() if line.startswith("  loss "))
+    assert line.endswith(", as given to backward()") == is_told
 
 
 def test_a_rank_with_two_losses_in_a_batch_is_one_rank() -> None:
     digests = np.zeros(4, [(name, np.float64) for name in ("rank", "batch", "first_frame", "loss")])
     digests["rank"], digests["first_frame"], digests["loss"] = [0, 1, 0, 1], [0, 0, 4, 4], [1.0, 3.0, 500.0, 700.0]
     assert _loss(digests, min) == LossAt(0, 2.0, 2)
+
+
+def test_losses_that_take_turns_have_a_line_each(tmp_path: Path) -> None:
+    parts = [records.part(rank, *records.gan(batch), seq=batch + 1) for batch in range(12) for rank in (0, 1)]
+    end = [Entry(9.0, NO_RANK, Decided(Outcome.FINISHED, "", False)), Entry(9.0, NO_RANK, Closed())]
+    told = report(records.write(tmp_path / "train-1", *parts, *end))
+    both = [
+        "  loss       Critic: 1 in batch 0, 0.9 in batch 10 (mean of 2 ranks)",
+        "             Generator: -4.05 in batch 5, -4.11 in batch 11 (mean of 2 ranks)",
+    ]
+    lines = as_text.render(told, record="").splitlines()
+    assert lines[lines.index(both[0]) :][:2] == both
+    body = json.loads(as_json.render(told))["course"]
+    assert [one["name"] for one in body["losses"]] == ["Critic", "Generator"]
+    assert (body["first_loss"], body["last_loss"]) == (body["losses"][0]["first"], body["losses"][0]["last"])
 
 
 def test_a_run_that_is_running_took_the_time_to_its_last_standings(tmp_path: Path) -> None:

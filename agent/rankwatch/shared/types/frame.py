@@ -39,7 +39,12 @@ class Kind(enum.IntEnum):
     GRADIENT = 8
     """The gradient of a parameter, accumulated so far."""
     LOSS = 9
-    """What was handed to ``backward()``, without a loss scale: a frame of its own, of the root, with the label ``loss``."""
+    """What was handed to ``backward()``, without a loss scale: a frame of its own, of the root, with the label ``loss``.
+
+    Where several losses take turns, as a GAN's do, all but the first have another label. The class is that of what they train.
+
+    It is one number, so its abs min says nothing new: that column has the loss with its sign. An older agent gave its size there.
+    """
 
 
 class Phase(enum.IntEnum):
@@ -112,8 +117,17 @@ REDUCED = " (reduced)"
 SUMMED = " (summed)"
 """Label suffix: a gradient summed over the forwards of a step, each of which was finite, as in ``weight.grad (summed)``."""
 
+OF_MODULE = " of "
+"""Between the label of a loss and what it trains, where several losses take turns: ``loss of Generator``."""
+
+LOSS_OF_SOME = f"loss{OF_MODULE}?"
+"""The label of a loss where several take turns, and it is not known yet which one it is."""
+
 NO_LOSS = -1.0
-"""In the place of a loss's abs max: no loss was measured."""
+"""In the place of a loss: none was measured. A loss of exactly -1 is told as ``NEXT_TO_NO_LOSS``."""
+
+NEXT_TO_NO_LOSS = -1.0000001192092896
+"""The next float32 below NO_LOSS."""
 
 NO_NORM = -1.0
 """In the place of the norm of the gradients: it is not known."""
@@ -289,11 +303,14 @@ class BatchSummary(NamedTuple):
         """The largest loss in a part that fits ``table``, nan if one is; NO_LOSS: none was measured."""
         size = struct.calcsize(table.typecode)
         found = [
-            struct.unpack_from(f"<{table.typecode}", self.abs_max, row * size)[0]
+            struct.unpack_from(f"<{table.typecode}", self.abs_min, row * size)[0]
             for row in table.losses
             if self.states[row] <= State.NAN
         ]
-        return next((loss for loss in found if math.isnan(loss)), max(found, default=NO_LOSS))
+        if not found:
+            return NO_LOSS
+        loss: float = next((loss for loss in found if math.isnan(loss)), max(found))
+        return NEXT_TO_NO_LOSS if loss == NO_LOSS else loss
 
     def frames(self, table: FrameTable) -> Iterator[Frame]:
         """The part's frames in execution order. Raises ValueError if the columns do not fit ``table``."""

@@ -9,7 +9,7 @@ from fnmatch import translate
 from functools import lru_cache
 from itertools import islice
 
-from ..types.frame import REDUCED, SHARD, FrameSpec, Kind, ReadingSpec
+from ..types.frame import OF_MODULE, REDUCED, SHARD, FrameSpec, Kind, ReadingSpec
 
 WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 """Parts of a name by which DDP, torch.compile, FSDP and checkpointing hold a module. The names here are without."""
@@ -39,7 +39,9 @@ def ignorable(spec: FrameSpec, row: ReadingSpec) -> list[str]:
     labels = dict.fromkeys((row.label, row.label.partition(SHARD)[0], row.label.partition(REDUCED)[0]))
     modules = names_of(spec)
     names = [*modules, *(f"{module}:{one}" for module in modules for one in labels)]
-    return names + [row.label] * (row.kind is Kind.LOSS)  # no module computes it
+    if row.kind is Kind.LOSS:  # no module computes it
+        names += [row.label, row.label.partition(OF_MODULE)[0]]
+    return names
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:

@@ -15,6 +15,18 @@ class LossAt(NamedTuple):
     ranks: int
 
 
+class LossCourse(NamedTuple):
+    """A loss, which where several take turns is named after what it trains.
+
+    ``is_of_micro_batches``: an optimizer step uses the gradients of several.
+    """
+
+    name: str
+    first: LossAt
+    last: LossAt
+    is_of_micro_batches: bool = False
+
+
 class NearestReading(NamedTuple):
     """The reading that came nearest to the end of its narrow dtype, which is ``times`` as large."""
 
@@ -43,7 +55,8 @@ class GrownReading(NamedTuple):
 
 class Course(NamedTuple):
     """``seconds``: from its first event to its last one. ``pace``: batches a second. ``steps``: optimizer steps between its first
-    batch and its last one. None: not known.
+    batch and its last one. None: not known. ``first_loss`` and ``last_loss``: where several losses take turns, those of the
+    first of ``losses``.
     """
 
     seconds: float
@@ -53,3 +66,4 @@ class Course(NamedTuple):
     nearest: NearestReading | None
     grown: GrownReading | None
     steps: int | None = None
+    losses: tuple[LossCourse, ...] = ()

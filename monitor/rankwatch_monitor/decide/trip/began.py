@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from rankwatch.shared.types.frame import OF_MODULE
 from rankwatch.shared.types.trip import Trip
 
 LINK = 2
@@ -142,6 +143,8 @@ def advise_began(origin: TripOrigin | None) -> str:
 
 def _name(began: Began) -> str:
     where = f"the root ({began.module_class})" if not began.module else f"{began.module} ({began.module_class})"
+    if began.label.startswith(f"loss{OF_MODULE}"):
+        return f"the {began.label}"
     return "the loss" if began.label == "loss" else f"{began.label} of {where}"
 
 

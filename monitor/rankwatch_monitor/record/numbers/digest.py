@@ -7,7 +7,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankwatch.shared.types.frame import DTYPE_MAX, NO_LOSS, BatchSummary, FrameTable, Kind, ReadingSpec, State
+from rankwatch.shared.types.frame import (
+    DTYPE_MAX,
+    NEXT_TO_NO_LOSS,
+    NO_LOSS,
+    BatchSummary,
+    FrameTable,
+    Kind,
+    ReadingSpec,
+    State,
+)
 
 from .layout import DIGEST, ENVELOPE, NO_ROW, Array, dtype_of, envelope_layout, part_layout
 
@@ -165,17 +174,20 @@ def _stack(parts: Sequence[RankSummary], columns: Columns) -> _Stack:
 
 
 def _losses(parts: _Stack, columns: Columns) -> Array | float:
-    """The largest loss of each part."""
+    """The largest loss of each part, with its sign."""
     if not columns.losses:
         return NO_LOSS
-    highs, states = parts.highs[:, columns.losses], parts.states[:, columns.losses]
-    largest: Array = np.where(states <= _NAN, _as_float32(highs), NO_LOSS).max(axis=1)  # nan if one is
+    signed, is_known = parts.lows[:, columns.losses], parts.states[:, columns.losses] <= _NAN
+    largest: Array = np.where(is_known, _as_float32(signed), -np.inf).max(axis=1).astype(np.float32)  # nan if one is
+    largest[largest == NO_LOSS] = NEXT_TO_NO_LOSS
+    largest[~is_known.any(axis=1)] = NO_LOSS
     return largest
 
 
 def _as_float32(numbers: Array) -> Array:
     """Of a wider dtype, what is finite stays so."""
-    return np.where(np.isfinite(numbers), np.minimum(numbers, np.finfo(np.float32).max), numbers)
+    largest = np.finfo(np.float32).max
+    return np.where(np.isfinite(numbers), np.clip(numbers, -largest, largest), numbers)
 
 
 def _digest(into: Array, parts: _Stack, columns: Columns) -> None:

@@ -56,9 +56,9 @@ DIGEST = np.dtype(
 
 ``row`` is the finite reading that is nearest to its dtype's largest number, and ``headroom`` is how many times it can double
 until it gets there (inf: all readings are zero); masks do not count. ``bad`` counts the inf and nan readings, and
-``bad_row`` is the first of them, or NO_ROW. ``table`` is the number of the frame table in the record. ``loss`` is the abs max
-of the part's largest loss, or NO_LOSS. ``norm`` is that of the gradients of the last optimizer step before the batch, or NO_NORM.
-``memory`` is in MiB, or NO_MEMORY.
+``bad_row`` is the first of them, or NO_ROW. ``table`` is the number of the frame table in the record. ``loss`` is the part's
+largest loss with its sign, which older agents did not tell, or NO_LOSS. ``norm`` is that of the gradients of the last optimizer
+step before the batch, or NO_NORM. ``memory`` is in MiB, or NO_MEMORY.
 """
 
 _COLUMNS: tuple[str, ...] = DIGEST.names or ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from ...record.numbers.losses import LOSS
 from ...record.numbers.recent import Recent
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -25,26 +26,30 @@ GAP = "  "
 
 
 def curves(recent: Recent, width: int, *, is_stalled: bool = False) -> str:
-    """The line: of each curve its last number and the bars, and of the loss its range if there is room; empty without a curve."""
-    losses = [loss for _, loss in recent.losses]
+    """The line: of each curve its last number and the bars, and of the loss its range if there is room; empty without a curve.
+
+    Of losses that take turns there are as many as there is room for.
+    """
+    found = recent.in_turns or ((LOSS, recent.losses),)
+    losses = [(name, [loss for _, loss in means]) for name, means in found if len(means) > 1]
     rates = rates_of(recent.ends, len(recent.ends))
-    labels = []
-    if len(losses) > 1:
-        labels.append(_label(losses, width))
-    if rates:
-        labels.append(f"batches/s {0 if is_stalled else rates[-1]:.3g}")
-    room = (width - sum(map(len, labels)) - len(GAP) * (len(labels) - 1)) // max(1, len(labels)) - 1
+    pace = [f"batches/s {0 if is_stalled else rates[-1]:.3g}"] if rates else []
+    for shown in (losses[:most] for most in range(len(losses), -1, -1)):
+        labels = [_label(name, each, width if len(losses) == 1 else 0) for name, each in shown] + pace
+        room = (width - sum(map(len, labels)) - len(GAP) * (len(labels) - 1)) // max(1, len(labels)) - 1
+        if room >= LEAST:
+            break
     if not labels or room < LEAST:
         return ""
-    bars = [_loss_curve(means_of(losses, room))] * (len(losses) > 1)
+    bars = [_loss_curve(means_of(each, room)) for _, each in shown]
     bars += [spark(rates_of(recent.ends, room), 0.0)] * bool(rates)
     return GAP.join(f"{label} {bar}" for label, bar in zip(labels, bars, strict=True))
 
 
-def _label(losses: Sequence[float], width: int) -> str:
+def _label(name: str, losses: Sequence[float], width: int) -> str:
     finite = [loss for loss in losses if math.isfinite(loss)]
     has_range = finite and width >= ROOM_FOR_RANGE
-    return f"loss {losses[-1]:.3g}" + (f" ({min(finite):.3g} to {max(finite):.3g})" if has_range else "")
+    return f"{name} {losses[-1]:.3g}" + (f" ({min(finite):.3g} to {max(finite):.3g})" if has_range else "")
 
 
 def _loss_curve(losses: Sequence[float]) -> str:

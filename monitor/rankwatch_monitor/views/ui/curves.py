@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rankwatch.shared.types.frame import NO_LOSS, NO_NORM
+from rankwatch.shared.types.frame import NO_NORM
 
 from ...record.numbers.layout import NO_MEMORY, Array
+from ...record.numbers.losses import RunLosses
 from .bins import Bins
 from .by_rank import ByRank, Curve, Layer, Layers, short
 
@@ -29,13 +30,12 @@ class _Number(NamedTuple):
 
 
 NUMBERS = {
-    "loss": _Number("loss", NO_LOSS),
     "norm": _Number("norm", NO_NORM),
     "memory": _Number("memory", NO_MEMORY, unit=1 / 1024),  # GiB
 }
-"""By their names in a view."""
+"""By their names in a view, beside the losses."""
 
-COLUMNS = ("rank", "batch", "started", *[number.column for number in NUMBERS.values()])
+COLUMNS = ("rank", "batch", "started", "loss", "table", *[number.column for number in NUMBERS.values()])
 """The columns of a digest that are needed."""
 
 
@@ -44,6 +44,9 @@ class Curves:
 
     Args:
         drawn: the ranks with a line of their own, beside those over all ranks.
+
+    Attributes:
+        losses: which there are. Each has lines of its own.
     """
 
     def __init__(self, world_size: int, drawn: Sequence[int], bins: int = BINS) -> None:
@@ -60,6 +63,8 @@ class Curves:
         }
         self._clocks = Layers(layers, bins)
         self._numbers = {name: ByRank(world_size, drawn, self._bins) for name in NUMBERS}
+        self.losses = RunLosses()
+        self._of_losses: dict[str, ByRank] = {}
 
     def add(self, digests: Array) -> None:
         """Adds digests with the columns COLUMNS."""
@@ -80,6 +85,10 @@ class Curves:
         self._clocks.fold("time", clocks, times)
         self._clocks.fold("last_batch", clocks, batches)
         self._clocks.fold("last_time", clocks, times)
+        for which, own in self.losses.split(digests):
+            if which not in self._of_losses:
+                self._of_losses[which] = ByRank(self._world_size, self.drawn, self._bins)
+            self._of_losses[which].add(own["rank"], self._bins.of(own["batch"]), own["loss"])
         for name, number in NUMBERS.items():
             found = digests[number.column]
             has = found != found.dtype.type(number.none)
@@ -92,14 +101,21 @@ class Curves:
         to = self._bins.fit(low, high)
         if to is not None:
             self._clocks.move(to)
-            for number in self._numbers.values():
+            for number in (*self._numbers.values(), *self._of_losses.values()):
                 number.move(to)
 
     # --- what is drawn ------------------------------------------------------------------------------------------------
 
     def lines(self) -> dict[str, list[Curve]]:
-        """The lines of each of NUMBERS, and of the ``rate``; without points there are none."""
-        return {**{name: number.lines() for name, number in self._numbers.items()}, "rate": self._rates()}
+        """The lines of the ``loss``, of each of NUMBERS, and of the ``rate``; without points there are none."""
+        numbers = {name: number.lines() for name, number in self._numbers.items()}
+        return {"loss": self._losses(), **numbers, "rate": self._rates()}
+
+    def _losses(self) -> list[Curve]:
+        by_name = {self.losses.name(which): self._of_losses[which].lines() for which in sorted(self._of_losses)}
+        if len(by_name) < 2:
+            return [line for lines in by_name.values() for line in lines]
+        return [line._replace(name=f"{name}, {line.name}") for name, lines in by_name.items() for line in lines]
 
     def _rates(self) -> list[Curve]:
         """Batches a second: the median of the ranks, and of many the slowest."""

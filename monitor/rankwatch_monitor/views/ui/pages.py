@@ -214,6 +214,7 @@ class RunPages:
                     self._curves, self._of_curves = Curves(report.world_size, drawn), NewDigests(curves.COLUMNS)
                 made, new = self._curves, self._of_curves
             for digests in new.take(record):
+                made.losses.look(digests, record.table)
                 made.add(digests)
             lines = made.lines()
         lines["gradient"] = sources.gradients(record)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import pytest
+
 import makers
 from desk import connected
 from rankwatch.shared.types import messages
@@ -20,22 +22,25 @@ TABLE = FrameTable((ROOT, LOSS))
 
 def batch(seq: int, number: int, loss: float) -> messages.Batch:
     state = 2 if math.isnan(loss) else 1 if math.isinf(loss) else 0
-    column = pack("f", [1.0, loss])
+    lows, highs = pack("f", [1.0, loss]), pack("f", [1.0, abs(loss)])
     of_batch = makers.summary(number, of=TABLE)
-    return messages.Batch(seq, of_batch._replace(abs_min=column, abs_max=column, states=bytes([0, state])))
+    return messages.Batch(seq, of_batch._replace(abs_min=lows, abs_max=highs, states=bytes([0, state])))
 
 
 def test_the_report_has_the_last_loss_of_each_rank() -> None:
-    desk = connected(3)
-    for rank, losses in enumerate(([3.0, 2.0], [4.0, math.nan])):
+    desk = connected(6)
+    for rank, losses in enumerate(([3.0, 2.0], [4.0, math.nan], [3.0, -2.0], [3.0, -1.0], [0.0, -math.inf])):
         desk.receive(rank, messages.Table(TABLE))
         for number, loss in enumerate(losses):
             desk.receive(rank, batch(number + 1, number, loss))
-    desk.receive(range(3), messages.Bye(3, "finished", ""))
+    desk.receive(range(6), messages.Bye(3, "finished", ""))
     report = desk.reports[-1]
     assert as_json.to_dict(report)["loss"] == [
-        {"rank": 0, "batch": 1, "abs_max": 2.0, "state": "finite"},
-        {"rank": 1, "batch": 1, "abs_max": None, "state": "nan"},
+        {"rank": 0, "batch": 1, "abs_max": 2.0, "state": "finite", "loss": 2.0},
+        {"rank": 1, "batch": 1, "abs_max": None, "state": "nan", "loss": None},
+        {"rank": 2, "batch": 1, "abs_max": 2.0, "state": "finite", "loss": -2.0},
+        {"rank": 3, "batch": 1, "abs_max": pytest.approx(1.0), "state": "finite", "loss": pytest.approx(-1.0)},
+        {"rank": 4, "batch": 1, "abs_max": None, "state": "inf", "loss": None},
     ]
     assert "NaN" not in as_json.render(report)
 

@@ -42,7 +42,7 @@ def batches(draw: st.DrawFn) -> tuple[FrameTable, list[RankSummary], list[list[t
     table = FrameTable(specs)
     parts, readings = [], []
     for rank in draw(st.lists(st.integers(0, 50), min_size=1, max_size=7, unique=True)):
-        rows = [draw(_reading(dtype)) for dtype in dtypes]
+        rows = [draw(_reading(dtype, kind)) for dtype, kind in zip(dtypes, kinds, strict=True)]
         lows, highs = (pack(table.typecode, [row[index] for row in rows]) for index in (0, 1))
         states, memory = bytes(row[2] for row in rows), draw(st.integers(0, 2**60))
         summary = BatchSummary(7, 0, 3, 1.0, 2.0, False, table.id, lows, highs, states, draw(_NORMS), memory)
@@ -55,16 +55,20 @@ _NORMS = st.sampled_from([NO_NORM, 0.0, 2.5, 1e300, math.inf])
 
 
 @st.composite
-def _reading(draw: st.DrawFn, dtype: str) -> tuple[float, float, State]:
+def _reading(draw: st.DrawFn, dtype: str, kind: Kind) -> tuple[float, float, State]:
     state = draw(st.sampled_from(STATES))
     if state is State.NAN:
         return math.nan, math.nan, state
     if state not in NUMBERS:
         return 0.0, 0.0, state
     most = min(DTYPE_MAX.get(dtype, 2.0**100), 2.0**120)
-    numbers = st.floats(0, most, width=32).filter(lambda number: number == 0 or number > 1e-30)  # see digest.SCALE
+    floats = st.just(1.0) | st.floats(0, most, width=32)
+    numbers = floats.filter(lambda number: number == 0 or number > 1e-30)  # see digest.SCALE
     low, high = sorted((draw(numbers), draw(numbers)))
-    return low, math.inf if state is State.INF else high, state
+    high = math.inf if state is State.INF else high
+    if kind is Kind.LOSS:  # its first number has its sign
+        return draw(st.sampled_from([high, -high] if math.isfinite(high) else [-high])), high, state
+    return low, high, state
 
 
 @given(batches())
@@ -199,7 +203,8 @@ def test_a_digest_has_the_largest_loss_as_the_collector_reads_it(
     columns = Columns(5, table)
     digests = summarise(parts, columns, Envelope(columns))
     for part, rows, found in zip(parts, readings, digests, strict=True):
-        losses = [rows[row][1] for row in table.losses if rows[row][2] in (State.FINITE, State.INF, State.NAN)]
+        losses = [rows[row][0] for row in table.losses if rows[row][2] in (State.FINITE, State.INF, State.NAN)]
         expected = math.nan if any(map(math.isnan, losses)) else max(losses, default=NO_LOSS)
         assert part.summary.loss(table) == pytest.approx(expected, nan_ok=True)
         assert found["loss"] == pytest.approx(expected, nan_ok=True)
+        assert (found["loss"] == NO_LOSS) == (part.summary.loss(table) == NO_LOSS) == (not losses)

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+import makers
 from rankwatch.shared.types.frame import NO_LOSS
 from rankwatch_monitor.record.numbers.layout import DIGEST, Array
 from rankwatch_monitor.record.numbers.recent import MOST_BATCHES, RecentReader
@@ -46,3 +47,14 @@ def test_only_the_last_batches_are_kept() -> None:
         recent = reader.take(digests(*((0, begin + batch, 1.0, float(begin + batch)) for batch in range(1000))))
     assert len(recent.losses) == len(recent.ends) == MOST_BATCHES
     assert recent.losses[-1][0] == recent.ends[-1][0] == 1999
+
+
+def test_losses_that_take_turns_have_a_curve_each() -> None:
+    tables = {1: ("loss", "Critic"), 2: ("loss of Generator", "Generator")}
+    parts = digests(*((rank, batch, (1.0, -4.0)[batch % 2] + rank, float(batch)) for batch in range(6) for rank in range(2)))
+    parts["table"] = 1 + parts["batch"] % 2
+    reader = RecentReader()
+    reader.losses.look(parts, lambda number: makers.loss_table(*tables[number]))
+    recent = reader.take(parts)
+    assert recent.in_turns == (("Critic", ((0, 1.5), (2, 1.5), (4, 1.5))), ("Generator", ((1, -3.5), (3, -3.5), (5, -3.5))))
+    assert recent.losses == recent.in_turns[0][1]

@@ -352,6 +352,11 @@ def test_the_curves_of_loss_and_pace_are_one_line(view: View) -> None:
     assert "loss" not in shown(replace(trained, is_over=True)).splitlines()[3]
     alone = replace(view, recent=Recent((), ends[:3]))
     assert shown(alone).splitlines()[3].startswith("batches/s 4 ██")
+    turns = ("Discriminator", losses), ("Generator", tuple((batch, -loss) for batch, loss in losses))
+    line = shown(replace(view, recent=Recent(losses, ends, turns))).splitlines()[3]
+    assert re.fullmatch(r"Discriminator 0.005 ([▁-█]{6,})  Generator -0.005 ([▁-█]{6,})  batches/s 4 ([▁-█]{6,})", line)
+    narrow = shown(replace(view, recent=Recent(losses, ends, turns)), size=Size(60, 15)).splitlines()[3]
+    assert re.fullmatch(r"Discriminator 0.005 ([▁-█]{6,})  batches/s 4 ([▁-█]{6,})", narrow)
     bad = replace(view, recent=Recent((*losses[:3], (3, float("nan"))), ()))
     assert shown(bad).splitlines()[3].startswith("loss nan (0.333 to 1) █▃▁!")
     assert shown(replace(view, recent=Recent())).splitlines()[3] == ""

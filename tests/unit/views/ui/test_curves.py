@@ -25,7 +25,15 @@ def digests(*parts: Part) -> Array:
 
 def batch(rank: int, number: int, loss: float = NO_LOSS, *, skew: float = 0.0, each: float = 0.5, **more: float) -> Part:
     started = 1e9 + skew + number * each
-    known = {"rank": rank, "batch": number, "loss": loss, "started": started, "norm": NO_NORM, "memory": NO_MEMORY}
+    known = {
+        "rank": rank,
+        "batch": number,
+        "loss": loss,
+        "started": started,
+        "norm": NO_NORM,
+        "memory": NO_MEMORY,
+        "table": 0,
+    }
     return {**known, **more}
 
 

@@ -50,6 +50,20 @@ def test_new_batches_are_added_to_the_earlier_ones(tmp_path: Path) -> None:
         assert pages.overview(after)["report"]["batches"] == 2
 
 
+def test_losses_that_take_turns_have_lines_of_their_own(tmp_path: Path) -> None:
+    """Also where that is known only while the page is open. Of the first round nothing is known."""
+    run = records.write(tmp_path / "train-0", *[records.part(rank, *records.gan(0)) for rank in (0, 1)])
+    pages = RunPages(run)
+    with pages.open() as record:
+        assert {line["name"] for line in pages.curves(record, [0])["loss"]} == {"mean of the ranks", "rank 0"}
+    records.add(run, *[records.part(rank, *records.gan(batch), seq=batch + 1) for batch in range(2, 8) for rank in (0, 1)])
+    with pages.open() as record:
+        lines = {line["name"]: line["points"] for line in pages.curves(record, [0])["loss"]}
+    assert list(lines) == [f"{name}, {line}" for name in ("Critic", "Generator") for line in ("mean of the ranks", "rank 0")]
+    assert lines["Critic, mean of the ranks"] == [[0, 1.0, None], [4, 0.96, None], [6, 0.94, None]]
+    assert lines["Generator, rank 0"] == [[5, -4.05, None], [7, -4.07, None]]
+
+
 def test_another_run_of_a_name_is_another_run(tmp_path: Path) -> None:
     """Its folder is removed while the page is looked at, and the job is started again."""
     pages = Pages(tmp_path)

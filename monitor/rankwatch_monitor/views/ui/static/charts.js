@@ -155,7 +155,7 @@ const Charts = (() => {
 
   const CURVES = { loss: "Loss by rank", norm: "Norm of the gradients by rank", rate: "Batches a second", gradient: "Largest gradient", memory: "Device memory by rank, GiB" };
   const HOW = {
-    loss: "What the training hands to backward(), its size (abs max). It should fall and level out; a jump or a diamond (inf or nan) is where to look. A rank far above the others has other data, or another model.",
+    loss: "What the training hands to backward(). Losses that take turns, such as a GAN's two, have lines of their own, each with the class that it trains. It should fall and level out; a jump or a diamond (inf or nan) is where to look. A rank far above the others has other data, or another model.",
     rate: "It should be level. A dip is a pause, such as an evaluation or a checkpoint; a lasting drop is a slow rank, host or disk.",
     norm: "The norm of all gradients in the optimizer step before each batch, as they came: before clip_grad_norm_. A slow rise, or ever higher peaks, comes before a divergence; a single peak is a bad batch; near zero, nothing learns. Under DDP all ranks have the same one. Where ranks hold shards and no clip_grad_norm_ runs, it is that of each rank's shards.",
     memory: "What tensors take on each rank's GPU, as the forward ends: near the peak of a step. It should be level; a steady rise is a leak, such as losses that are kept with their graphs; a rank far above the others has longer inputs, or more of the model.",
@@ -172,7 +172,7 @@ const Charts = (() => {
     let drawn = [];
     let marked = []; // [batch, what was left out there]
     let at = null;
-    const short = (value) => (value >= 0.001 && value < 1e5 ? String(Number(value.toPrecision(4))) : value === 0 ? "0" : number(value));
+    const short = (value) => (Math.abs(value) >= 0.001 && Math.abs(value) < 1e5 ? String(Number(value.toPrecision(4))) : value === 0 ? "0" : number(value));
     const said = (line, point) => `${line.name}: ${point[1] === null ? "inf or nan" : short(point[1])}${point[2] === null || point[2] === line.rank ? "" : ` (rank ${point[2]})`}`;
 
     const { made, draw } = chart(box, () => {

@@ -109,7 +109,7 @@ const Runs = (() => {
 
     function show(body) {
       for (const one of shown) {
-        const lines = body[one.name].map((line) => ({ ...line, thin: ["lowest", "highest", "slowest"].includes(line.name) }));
+        const lines = body[one.name].map((line) => ({ ...line, thin: /\b(lowest|highest|slowest)$/.test(line.name) }));
         one.section.hidden = !lines.length;
         if (!lines.length) continue;
         one.draw = one.draw || Charts.curves(one.section.querySelector("div"), one.title, Charts.HOW[one.name], one.name !== "loss");
@@ -150,7 +150,9 @@ const Runs = (() => {
     const [drawLoss, drawPace] = [Charts.curves(loss, "Loss", `The mean of the ranks. ${Charts.HOW.loss}`), Charts.curves(pace, "Batches a second", `The median of the ranks. ${Charts.HOW.rate}`, true)];
     Promise.all(names.map((name) => of(name, "curves"))).then((found) => {
       for (const [what, section, draw] of [["loss", loss, drawLoss], ["rate", pace, drawPace]]) {
-        const lines = found.flatMap((body, index) => body[what].slice(0, 1).map((line) => ({ ...line, name: names[index], thin: index === 1 })));
+        // Of losses that take turns, each is over the same ranks: "Critic, mean of the ranks".
+        const parts = (line) => line.name.split(/, (?=[^,]*$)/);
+        const lines = found.flatMap((body, index) => body[what].filter((line) => parts(line).at(-1) === parts(body[what][0]).at(-1)).map((line) => ({ ...line, name: [names[index], ...parts(line).slice(0, -1)].join(", "), thin: index === 1 })));
         if (lines.length) draw(lines); else section.hidden = true;
       }
     }, failed);
