@@ -8,7 +8,7 @@ AREAS: dict[str, str] = {
     " e2e/test_meshes e2e/test_desync e2e/test_agreeing e2e/test_integrations e2e/test_truth"
     " benchmarks/test_overhead benchmarks/test_cuda",
     "agent/rankwatch/integrations": "e2e/test_integrations torch/test_ e2e/test_examples",
-    "agent/rankwatch/judge": "torch/test_truth torch/test_healthy e2e/test_guard e2e/test_truth",
+    "agent/rankwatch/judge": "torch/test_truth torch/test_healthy torch/test_judged e2e/test_guard e2e/test_truth",
     "agent/rankwatch/measure": "torch/test_ torch/measure/test_counted e2e/test_agreeing e2e/test_meshes"
     " benchmarks/test_overhead benchmarks/test_cuda",
     "agent/rankwatch/replay": "e2e/test_replay e2e/test_closeup",
@@ -32,8 +32,8 @@ AREAS: dict[str, str] = {
     "monitor/rankwatch_monitor/commands": "e2e/test_completion e2e/test_views e2e/test_docs e2e/test_crash e2e/test_end"
     " e2e/test_restarted",
     "monitor/rankwatch_monitor/decide": "e2e/test_desync e2e/test_skip e2e/test_faults e2e/test_stalls e2e/test_truth"
-    " e2e/test_unequal e2e/test_restarted e2e/test_rounds e2e/test_several_hosts e2e/test_collectives",
-    "monitor/rankwatch_monitor/record": "e2e/test_faults e2e/test_export e2e/test_views e2e/test_truth",
+    " e2e/test_unequal e2e/test_restarted e2e/test_rounds e2e/test_several_hosts e2e/test_collectives torch/test_judged",
+    "monitor/rankwatch_monitor/record": "e2e/test_faults e2e/test_export e2e/test_views e2e/test_truth torch/test_judged",
     "monitor/rankwatch_monitor/serve": "net/tell/ net/serve/test_skips e2e/test_faults e2e/test_daemon e2e/test_metrics"
     " e2e/test_end e2e/test_several_hosts e2e/test_network e2e/test_scarce e2e/test_status e2e/test_other_user"
     " benchmarks/test_load",

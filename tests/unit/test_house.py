@@ -214,6 +214,7 @@ def test_only_the_doctor_and_the_agreement_meet_at_a_store() -> None:
             "numpy",
             "record.numbers.layout record.numbers.digest record.numbers.headroom record.numbers.jumps"
             " record.numbers.losses record.numbers.recent record.store record.reader record.origin record.course"
+            " record.judged"
             " decide.replicas.groups.replicated_rows decide.replicas.groups.inferred decide.replicas.groups.replica_group"
             " decide.replicas.groups.gathers decide.replicas.table_layout decide.replicas.votes decide.replicas.extent"
             " views.ui.grids views.ui.bins views.ui.curves views.ui.by_rank views.ui.sources"

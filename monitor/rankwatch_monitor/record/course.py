@@ -10,6 +10,8 @@ import numpy as np
 from rankwatch.shared.types.frame import NARROW_DTYPES
 
 from ..decide.ending.course import Course, GrownReading, LossAt, LossCourse, NearestReading
+from ..decide.ending.judgement import signs_of
+from .judged import read_numbers
 from .numbers.headroom import Readings, choose
 from .numbers.layout import Array
 from .numbers.losses import RunLosses
@@ -34,16 +36,18 @@ _FIRST = ("rank", "batch", "first_frame", "loss", "ended", "step", "table")
 def find_course(record: RunRecord, world_size: int) -> Course:
     """Raises StoreError."""
     first, last = _ends(record, world_size)
-    losses = _losses(record, first, last)
+    losses, pace = _losses(record, first, last), _pace(first, last)
+    steps = int(last["step"].max()) - int(first["step"].min()) if len(first) and len(last) else None
     return Course(
         seconds=max(0.0, record.last_heard() - record.began()),
-        pace=_pace(first, last),
+        pace=pace,
         first_loss=losses[0].first if losses else None,
         last_loss=losses[0].last if losses else None,
         nearest=_nearest(record),
         grown=_grown(record),
-        steps=int(last["step"].max()) - int(first["step"].min()) if len(first) and len(last) else None,
+        steps=steps,
         losses=losses,
+        signs=signs_of(read_numbers(record, steps), pace),
     )
 
 

@@ -154,6 +154,18 @@ class RunRecord:
             for number, body in self._database.execute(query, (since, *batches)):
                 yield number, unpack_digests(body, columns)
 
+    def some_segments(self, columns: Sequence[str], most: int) -> Iterator[tuple[int, Array]]:
+        """As ``segments``, of at most so many: of more, an eighth at each end, and others that are evenly apart."""
+        with self._explained():
+            numbers = [number for (number,) in self._database.execute("SELECT id FROM digests ORDER BY id")]
+            if len(numbers) > most:
+                end = most // 8
+                apart = np.linspace(end, len(numbers) - end - 1, most - 2 * end).astype(int).tolist()
+                numbers = [*numbers[:end], *(numbers[at] for at in apart), *numbers[-end:]]
+            for number in numbers:
+                for (body,) in self._database.execute("SELECT body FROM digests WHERE id = ?", (number,)):
+                    yield number, unpack_digests(body, columns)
+
     def newest_digests(self, segments: int) -> Array:
         """The digests of the last ``segments`` segments, in the order in which the parts came."""
         return np.concatenate([np.zeros(0, DIGEST), *reversed(list(self.last_segments(DIGEST.names or (), segments)))])
@@ -281,11 +293,25 @@ class RunRecord:
 
     def oldest_envelope(self, key: EnvelopeKey) -> EnvelopeKey:
         """The key of the first envelope of the same kind of part."""
+        return self.first_envelopes(key, 1)[0]
+
+    def first_envelopes(self, key: EnvelopeKey, most: int) -> list[EnvelopeKey]:
+        """The keys of the first envelopes of the same kind of part, the oldest first."""
         query = (
-            "SELECT batch, first_frame, tbl, ranks FROM envelopes WHERE first_frame = ? AND tbl = ? ORDER BY batch LIMIT 1"
+            "SELECT batch, first_frame, tbl, ranks FROM envelopes WHERE first_frame = ? AND tbl = ? ORDER BY batch LIMIT ?"
         )
         with self._explained():
-            return EnvelopeKey(*self._database.execute(query, key[1:3]).fetchone())
+            return [EnvelopeKey(*row) for row in self._database.execute(query, (*key[1:3], most))]
+
+    def nearest_envelopes(self, key: EnvelopeKey, batches: Sequence[int]) -> list[EnvelopeKey]:
+        """The keys of the last envelopes of the same kind of part up to each of these batches."""
+        query = (
+            "SELECT batch, first_frame, tbl, ranks FROM envelopes WHERE first_frame = ? AND tbl = ? AND batch <= ? "
+            "ORDER BY batch DESC LIMIT 1"
+        )
+        with self._explained():
+            found = [self._database.execute(query, (*key[1:3], batch)).fetchone() for batch in batches]
+            return [EnvelopeKey(*row) for row in found if row is not None]
 
     def envelope(self, key: EnvelopeKey) -> Envelope:
         query = "SELECT ranks, body FROM envelopes WHERE batch = ? AND first_frame = ? AND tbl = ?"

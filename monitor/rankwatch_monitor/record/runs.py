@@ -17,6 +17,9 @@ log = logging.getLogger(__name__)
 
 QUERY = "SELECT began, job, restart, world_size, batches, outcome, reason, gaps, stalled, is_over, is_final FROM run"
 
+JUDGED = "SELECT value FROM meta WHERE name = 'judged'"
+"""Of a run that did not go well, though it finished: its numbers say so once it is over."""
+
 SKIPPED = "SELECT value FROM meta WHERE name = 'skipped'"
 """Not of every run: a record of an earlier release has no column for it."""
 
@@ -29,7 +32,7 @@ class RunRow(NamedTuple):
     ``ended`` is when it was last heard of. ``outcome`` and ``reason`` are empty until they are decided. ``is_final``: an abort
     was decided, or a rank tripped, so a lost rank that comes back does not reopen the run. ``gaps`` says which batches are not
     on record. ``stalled``: the stall that there is, or was at the end. ``is_alive``: a collector writes the record, or the run
-    is over. ``skipped``: which steps were left out.
+    is over. ``skipped``: which steps were left out. ``judged``: why it did not go well, though it finished.
     """
 
     run: str
@@ -47,6 +50,7 @@ class RunRow(NamedTuple):
     is_alive: bool = True
     ended: float = 0.0
     skipped: str = ""
+    judged: str = ""
 
 
 def read_row(folder: Path) -> RunRow:
@@ -63,7 +67,8 @@ def read_row(folder: Path) -> RunRow:
         last = database.execute("SELECT time FROM events ORDER BY id DESC LIMIT 1").fetchone()
         ended = last[0] if is_over and last else heard[0]
         skipped = database.execute(SKIPPED).fetchone() or ("",)
-        run = RunRow._make((folder.resolve().name, *row[:-2], is_over, is_final, alive, ended, skipped[0]))
+        judged = database.execute(JUDGED).fetchone() or ("",)
+        run = RunRow._make((folder.resolve().name, *row[:-2], is_over, is_final, alive, ended, skipped[0], judged[0]))
         return cleaned(run)._replace(reason=paragraph(run.reason))
 
 

@@ -10,7 +10,7 @@ import dataclasses
 import json
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -308,6 +308,12 @@ class Store:
             yield
         except (sqlite3.Error, OSError, ValueError) as error:
             raise StoreError(f"the record {self._path}: {error}", self._path) from error
+
+
+def note_judged(path: Path, text: str) -> None:
+    """Notes down in the record of a run that is over why it did not go well. Raises StoreError."""
+    with explained(path), closing(sqlite3.connect(path, timeout=WRITER_TIMEOUT)) as database, database:
+        database.execute("INSERT OR REPLACE INTO meta VALUES ('judged', ?)", (text,))
 
 
 def _to_json(shown: Show) -> str:

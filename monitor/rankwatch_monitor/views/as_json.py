@@ -18,7 +18,7 @@ from ..decide.replicas.desync_text import desync_lines
 from ..decide.trip.began import describe_origin, leads
 from ..decide.trip.skipped import SkippedStep
 from ..decide.trip.verdict import Verdict
-from . import closeup, collectives, course, skipped, stalls
+from . import closeup, collectives, course, judgement, skipped, stalls
 from .jsonable import document, pick, plain
 
 SCHEMA = 1
@@ -40,6 +40,7 @@ def _body(report: Report) -> dict[str, Any]:
         "schema": SCHEMA,
         "run": run_to_dict(report),
         **pick(report, "outcome reason batches"),
+        "judgement": judgement.to_dict(report),
         "advice": _advice(next_action(report)),
         "verdict": None if verdict is None else _verdict(report, verdict),
         "frames": [] if verdict is None else [frame_to_dict(frame) for frame in verdict.trip.frames],

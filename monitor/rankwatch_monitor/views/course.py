@@ -44,6 +44,7 @@ def to_dict(report: Report) -> dict[str, Any] | None:
     if course is None:
         return None
     found, losses = course._asdict(), course.losses
+    del found["signs"]  # the judgement has them
     return {
         "seconds": round(found.pop("seconds"), 3),
         "batches_per_second": found.pop("pace"),

@@ -42,12 +42,13 @@ def to_dict(run: RunRow) -> dict[str, Any]:
         "gaps": run.gaps,
         "stalled": run.stalled if _is_stalled(run) else "",
         "outcome": run.outcome if run.is_over else None,
-        **pick(run, "reason skipped world_size batches"),
+        **pick(run, "reason skipped judged world_size batches"),
     }
 
 
 def _cells(run: RunRow) -> tuple[str, ...]:
-    return run.run, state_of(run), str(run.world_size), str(run.batches), one_line(why(run))
+    state = f"{run.outcome}, but" if run.judged and run.is_over else state_of(run)
+    return run.run, state, str(run.world_size), str(run.batches), one_line(why(run))
 
 
 def state_of(run: RunRow) -> str:
@@ -59,7 +60,7 @@ def state_of(run: RunRow) -> str:
 
 def why(run: RunRow) -> str:
     notes = [run.stalled] if _is_stalled(run) else []
-    notes += [told for told in (run.reason, run.skipped) if told]
+    notes += [told for told in (run.judged or run.reason, run.judged or run.skipped) if told]
     if not run.is_alive:
         notes.append(UNFINISHED)
     return "; ".join(dict.fromkeys([*notes, run.gaps] if run.gaps else notes))

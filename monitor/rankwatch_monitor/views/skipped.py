@@ -10,7 +10,7 @@ from rankwatch.shared.words.text import describe_culprit, describe_rank, format_
 from ..decide.core.report import Report
 from ..decide.next.next_action import remedy
 from ..decide.trip.began import describe_origin
-from ..decide.trip.skipped import SkippedStep, tell_all
+from ..decide.trip.skipped import SkippedStep
 from . import closeup
 
 MAX_STEPS = 8
@@ -26,11 +26,6 @@ def report_of(report: Report, one: SkippedStep) -> Report:
         report = replace(report, folder=str(Path(report.folder, capsule)))
     of_step = replace(report, verdict=one.verdict, closeup=one.closeup, origin=one.origin)
     return replace(of_step, frames_in_batch=one.frames_in_batch, skipped=())
-
-
-def summary(report: Report) -> str:
-    """``2 steps were left out: batch 14 (...), batch 20 (...)``; empty: none was."""
-    return tell_all(report.skipped, len(report.skipped) + report.skipped_unkept)
 
 
 def fields(report: Report, *, is_brief: bool = False) -> list[tuple[str, str]]:

@@ -19,12 +19,13 @@ from rankwatch.shared.words.text import (
 
 from ..decide.core.gaps import describe_gap
 from ..decide.core.report import Outcome, RankNotice, RankRow, RankState, Report
+from ..decide.next.how_it_went import judgement_of
 from ..decide.next.next_action import next_action, remedy
 from ..decide.replicas.desync_text import describe_compared, describe_desync, describe_remedy, origins
 from ..decide.replicas.own_notices import BY_PRODUCT_KINDS
 from ..decide.trip.began import describe_origin, leads
 from ..decide.trip.verdict import Certainty, Verdict
-from . import closeup, collectives, course, skipped, stalls
+from . import closeup, collectives, course, judgement, skipped, stalls
 from .runs import UNFINISHED
 
 NoticeKey: TypeAlias = tuple[NoticeKind, str, str, str]
@@ -109,9 +110,10 @@ def _render_ending(report: Report, record: str, stack_lines: int | None) -> str:
         clean += " but with weights on trial" if NoticeKind.TRIAL in kinds else ""
         own = "" if report.skipped else report.reason  # which is what was left out, and stands before
         known = own or ("not watched to its end" if faults else clean)
-        but = f", but {summary};" if (summary := skipped.summary(report)) else ":"
-        head = f"run {report.run} finished{but} {_ranks(report)}, {batches}, {known}{unheard}{faults}"
-        is_calm = report.course is not None and not report.desync
+        judged = judgement_of(report)
+        how = f"{judgement.headline(judged)};" if judged is not None else ":"
+        head = f"run {report.run} finished{how} {_ranks(report)}, {batches}, {known}{unheard}{faults}"
+        is_calm = report.course is not None and not report.desync and (judged is None or judged.healthy is not False)
         noticed = notice_fields(report) or ([("noticed", "nothing")] if is_calm else [])
         lapses = [*_lapses(report), *stalls.fields(report, stack_lines), *collectives.fields(report)]
         return format_head(

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 from rankwatch.shared.types.frame import Phase
 
+from .judgement import Signs
+
 
 class LossAt(NamedTuple):
     """The loss of a batch: the mean over the ranks of which it is known."""
@@ -55,8 +57,8 @@ class GrownReading(NamedTuple):
 
 class Course(NamedTuple):
     """``seconds``: from its first event to its last one. ``pace``: batches a second. ``steps``: optimizer steps between its first
-    batch and its last one. None: not known. ``first_loss`` and ``last_loss``: where several losses take turns, those of the
-    first of ``losses``.
+    batch and its last one. ``signs``: what its numbers say of whether it went well. None: not known. ``first_loss`` and
+    ``last_loss``: where several losses take turns, those of the first of ``losses``.
     """
 
     seconds: float
@@ -67,3 +69,4 @@ class Course(NamedTuple):
     grown: GrownReading | None
     steps: int | None = None
     losses: tuple[LossCourse, ...] = ()
+    signs: Signs | None = None

@@ -20,11 +20,13 @@ from rankwatch.shared.types.frame import Frame
 from rankwatch.shared.words.text import format_trace
 
 from ...decide.core.report import Report
+from ...decide.next.how_it_went import judgement_of
 from ...record.mounts import is_on_network
 from ...record.reader import RunRecord
 from ...record.replay import searched
 from ...record.runs import folders, is_unfinished
 from ...record.schema import FILE, StoreError
+from ...record.store import note_judged
 from ...views import as_json as json
 from ...views import text as texts
 from .claims import PART, Claims
@@ -155,9 +157,19 @@ class RunsFolder:
         ``is_recorded``: whether the record can be asked. One that another process holds would keep the writer waiting.
         """
         report = self._searched(report) if is_recorded else report
+        judged = judgement_of(report)
+        if judged is not None and judged.healthy is False:
+            self._note_judged(report.run, judged.text)
         _try(self._put, report.run, "report.txt", texts.render(report))
         _try(self._put, report.run, "report.json", json.render(report))
         return report
+
+    def _note_judged(self, run: str, text: str) -> None:
+        """A list of runs reads no numbers."""
+        try:
+            note_judged(self.record_of(run), text)
+        except StoreError as error:
+            log.debug("a list will not say how run %s went: %s", run, error)
 
     def _searched(self, report: Report) -> Report:
         try:

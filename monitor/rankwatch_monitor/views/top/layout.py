@@ -14,10 +14,11 @@ from rankwatch.shared.words.text import describe_rank, format_dump, name_spans
 
 from ...decide.core.gaps import describe_gap
 from ...decide.core.report import Outcome, Report
+from ...decide.next import how_it_went
 from ...decide.replicas.desync_text import desync_lines
 from ...record.follow import View
 from ...record.numbers.headroom import Headroom, batches_of
-from .. import collectives, skipped, stalls
+from .. import collectives, stalls
 from ..text import noticed, render_head
 from .focus import Focus, Name, window
 from .help import explained
@@ -179,7 +180,7 @@ def _title(scene: Scene, focus: Focus, size: Size) -> list[Line]:
     lines += [Line(silence, "red")] if silence else []
     waiting = scene.view.standing.waiting if scene.view.standing and not scene.view.is_decided else ""
     lines += [Line(waiting, "yellow")] if waiting else []
-    left_out = "" if scene.view.is_decided else skipped.summary(report)
+    left_out = "" if scene.view.is_decided else how_it_went.left_out(report)
     lines += [Line(left_out, "yellow")] if left_out else []
     differ = "" if scene.view.is_decided else collectives.summary(report)
     lines += [Line(differ, "red")] if differ else []
@@ -225,7 +226,8 @@ def _going_on(scene: Scene, focus: Focus, size: Size, *, keys: bool) -> list[Blo
 def _decided(scene: Scene, focus: Focus, size: Size, *, keys: bool) -> list[Block]:
     """The blocks of a run with a verdict: the report's head, as many of the culprit's frames as fit, and ranks."""
     report = scene.view.report
-    style = "green" if report.outcome is Outcome.FINISHED else "red"
+    judged = how_it_went.judgement_of(report)
+    style = "red" if report.outcome is not Outcome.FINISHED else "yellow" if judged and judged.healthy is False else "green"
     head = _wrapped(render_head(replace(report, notices=(), notices_unkept=0)).splitlines(), size.width)
     count = len(scene.names(focus))
     frames = format_dump(report.verdict.trip.frames).strip("\n").splitlines() if report.verdict else []

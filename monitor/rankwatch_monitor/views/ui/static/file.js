@@ -9,7 +9,7 @@ const part = (title) => { const section = h("section", null, h("h2", null, title
 
 main.append(
   h("h1", null, report.run.id),
-  h("p", null, Views.badge({ is_over: overview.is_over, outcome: report.outcome }), report.verdict ? "" : ` ${report.reason}`),
+  h("p", null, Views.badge({ is_over: overview.is_over, outcome: report.outcome, judged: Views.doubts(report) }), ` ${Views.judgement(report)}`),
   Views.tiles([["ranks", report.run.world_size], ["batches", report.batches], ["began", Views.clock(overview.began)], ...(overview.ended > overview.began ? [["took", Views.length(overview.ended - overview.began)]] : [])]),
   Views.stall(report) || "",
   Views.collectives(report) || "",

@@ -64,7 +64,7 @@ const Runs = (() => {
         const choice = h("input", { type: "checkbox", "aria-label": `compare ${run.run}`, checked: chosen.has(run.run) });
         choice.addEventListener("change", () => { chosen[choice.checked ? "add" : "delete"](run.run); compare.disabled = chosen.size !== 2; });
         const cells = run.unreadable ? [Views.cell(run.run, "name", "run"), Views.badge(run), "", "", "", Views.brief(run.began), "", run.unreadable]
-          : [Views.cell(Views.link(where(run.run), run.run), "name", "run"), Views.badge(run), run.world_size, run.batches, Views.rate(run.rate), Views.brief(run.began), took(run), run.stalled || run.reason];
+          : [Views.cell(Views.link(where(run.run), run.run), "name", "run"), Views.badge(run), run.world_size, run.batches, Views.rate(run.rate), Views.brief(run.began), took(run), run.stalled || run.judged || run.reason];
         const made = cells.map((value, index) => (value instanceof HTMLTableCellElement ? value : Views.cell(value, HEAD[index][1], HEAD[index][0])));
         return h("tr", null, h("td", { class: "choice" }, run.unreadable ? null : choice), made);
       });
@@ -138,7 +138,7 @@ const Runs = (() => {
     ask("/api/runs").then(({ body }) => {
       runs.append(...body.runs.map((run) => h("option", { value: run.run })));
       const found = names.map((name) => body.runs.find((run) => run.run === name)).filter((run) => run && !run.unreadable);
-      if (found.length) facts.append(Views.table("The two runs", HEAD.map(([title, kind]) => [title, kind]), found.map((run) => ["", [Views.cell(Views.link(where(run.run), run.run), "name", "run"), Views.badge(run), run.world_size, run.batches, Views.rate(run.rate), Views.brief(run.began), took(run), run.stalled || run.reason]]), "stacked dense"));
+      if (found.length) facts.append(Views.table("The two runs", HEAD.map(([title, kind]) => [title, kind]), found.map((run) => ["", [Views.cell(Views.link(where(run.run), run.run), "name", "run"), Views.badge(run), run.world_size, run.batches, Views.rate(run.rate), Views.brief(run.began), took(run), run.stalled || run.judged || run.reason]]), "stacked dense"));
     }, (error) => trouble(error.message));
     if (names.length !== 2) {
       main.append(h("p", { class: "faint" }, "Give two runs of this folder."));

@@ -49,8 +49,13 @@ const Views = (() => {
   function badge(run) {
     if (run.unreadable) return h("span", { class: "badge bad" }, "cannot be read");
     if (!run.is_over) return ["unfinished", "stalled"].includes(run.state) ? h("span", { class: "badge bad" }, run.state) : h("span", { class: "badge live" }, "running");
+    if (run.outcome === "finished" && run.judged) return h("span", { class: "badge so-so" }, "finished, but");
     return h("span", { class: `badge ${run.outcome === "finished" ? "good" : "bad"}` }, run.outcome);
   }
+
+  // Why a run went well, or did not, though it has no verdict.
+  const judgement = (report) => (report.judgement ? report.judgement.text : report.verdict ? "" : report.reason);
+  const doubts = (report) => report.judgement && report.judgement.healthy === false;
 
   function verdict(report, label = "Verdict") {
     const found = report.verdict;
@@ -231,5 +236,5 @@ const Views = (() => {
     return h("div", null, table("Events, the last first", [["time"], ["rank", "number"], ["kind"], ["what", "text"]], rows, "stacked"), found.hidden ? h("p", { class: "faint" }, `and ${found.hidden} earlier ones`) : null);
   }
 
-  return { h, cell, table, facts, tiles, clock, brief, length, rate, link, where, module, badge, verdict, skipped, frames, ranks, marks, stall, collectives, gaps, notices, replicas, diff, chosenSides, events };
+  return { h, cell, table, facts, tiles, clock, brief, length, rate, link, where, module, badge, judgement, doubts, verdict, skipped, frames, ranks, marks, stall, collectives, gaps, notices, replicas, diff, chosenSides, events };
 })();

@@ -1,0 +1,151 @@
+"""Reads from a record the numbers that a run is judged by: those of a bounded part of its batches."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+
+from rankwatch.shared.types.frame import NO_LOSS, NO_NORM, Kind, Phase
+
+from ..decide.ending.judgement import LASTS, LEAST, ByBatch, Grown, RunNumbers
+from .numbers.headroom import Readings
+from .numbers.layout import Array
+from .numbers.rows import EnvelopeKey
+from .reader import RunRecord
+
+SEGMENTS = 256
+"""Segments of digests that are read, at most: a million parts of batches. Of a longer run, those in between lie apart."""
+
+ENDS = 4096
+"""Batches at each end that are taken one by one; as many medians stand for those in between."""
+
+FIRST = 8
+"""Envelopes of which a beginning is the median."""
+
+KINDS = 4
+"""Kinds of parts whose envelopes are looked at."""
+
+_COLUMNS = ("rank", "batch", "table", "loss", "norm", "started", "ended")
+
+
+def read_numbers(record: RunRecord, steps: int | None) -> RunNumbers:
+    """``steps``: optimizer steps of the run. Raises StoreError."""
+    found = [digests for _, digests in record.some_segments(_COLUMNS, SEGMENTS)]
+    if not found or sum(map(len, found)) < LEAST:
+        return RunNumbers()
+    digests = np.concatenate(found)
+    own = digests[digests["rank"] == digests["rank"][digests["batch"].argmax()]]
+    own = own[np.unique(own["batch"], return_index=True)[1]]  # of each batch the first part: its forward
+    norms = digests[(digests["norm"] != np.float32(NO_NORM)) & np.isfinite(digests["norm"])]
+    kinds = list(_kinds(record))
+    return RunNumbers(
+        losses=_losses(record, digests),
+        norms=_series(norms["batch"], norms["norm"]),
+        begins=_thinned(own["batch"], own["started"]),
+        forwards=_thinned(own["batch"], own["ended"] - own["started"]),
+        weights=_Weights(record, kinds).doublings,
+        unchanged=_unchanged(record, kinds) if steps is not None and steps >= LASTS else None,
+        outputs=[one for same in kinds for one in _outputs(record, same)],
+    )
+
+
+def _losses(record: RunRecord, digests: Array) -> dict[str, ByBatch]:
+    """By label, which the frame tables have: two losses that take turns are two curves."""
+    known = digests[(digests["loss"] != np.float32(NO_LOSS)) & np.isfinite(digests["loss"])]
+    labels: dict[str, list[int]] = {}
+    for number in np.unique(known["table"]).tolist():
+        rows = [row for spec in record.table(number).specs for row in spec.readings] if number else []
+        labels.setdefault(next((row.label for row in rows if row.kind is Kind.LOSS), "loss"), []).append(number)
+    of_labels = {label: known[np.isin(known["table"], numbers)] for label, numbers in labels.items()}
+    return {label: _series(own["batch"], own["loss"]) for label, own in of_labels.items()}
+
+
+class _Weights:
+    """The weights of the largest kind of part."""
+
+    def __init__(self, record: RunRecord, kinds: list[list[EnvelopeKey]]) -> None:
+        self._record = record
+        found = [(_rows_of_weights(record, same[0]), same[0]) for same in kinds]
+        self._rows, self._key = max(found, key=lambda one: len(one[0]), default=([], EnvelopeKey(0, 0, 0, 0)))
+
+    def doublings(self, first: int, last: int) -> float:
+        """From one batch to another, the median over all: a bias near 0 may grow many times."""
+        keys = self._record.nearest_envelopes(self._key, (first, last)) if self._rows else []
+        if len(keys) < 2:
+            return 0.0
+        before, now = (self._record.envelope(key).high[self._rows].astype(np.float64) for key in keys)
+        is_known = (before > 0) & (now > 0) & np.isfinite(now)
+        growth = np.log2(now[is_known] / before[is_known])
+        return float(np.median(growth)) if len(growth) else 0.0
+
+
+def _rows_of_weights(record: RunRecord, key: EnvelopeKey) -> list[int]:
+    rows = [(spec, reading) for spec in record.table(key.table).specs for reading in spec.readings]
+    return [at for at, (spec, reading) in enumerate(rows) if reading.kind is Kind.PARAMETER and spec.phase is Phase.FORWARD]
+
+
+def _series(batches: Array, values: Array) -> ByBatch:
+    """The mean over the ranks in each batch."""
+    if not len(batches):
+        return ByBatch()
+    numbers, places = np.unique(batches, return_inverse=True)
+    return _thinned(numbers, np.bincount(places, values.astype(np.float64)) / np.bincount(places))
+
+
+def _thinned(batches: Array, values: Array) -> ByBatch:
+    """All of the first and of the last ENDS batches, and medians of those in between."""
+    inner = len(batches) - 2 * ENDS
+    if inner > ENDS:
+        cuts = ENDS + np.linspace(0, inner, ENDS + 1).astype(int)
+        middle = [float(np.median(values[at:end])) for at, end in pairwise(cuts)]
+        values = np.concatenate([values[:ENDS], middle, values[-ENDS:]])
+        batches = np.concatenate([batches[:ENDS], batches[cuts[:-1]], batches[-ENDS:]])
+    return ByBatch(batches.tolist(), values.astype(np.float64).tolist())
+
+
+def _kinds(record: RunRecord) -> Iterator[list[EnvelopeKey]]:
+    """The first and the last envelopes of each kind of part that is still there at the end, in the order of the batches."""
+    newest = record.newest_envelopes(LASTS * KINDS)
+    for kind in list(dict.fromkeys((key.first_frame, key.table) for key in newest))[:KINDS]:
+        last = [key for key in reversed(newest) if (key.first_frame, key.table) == kind][-LASTS:]
+        first = record.first_envelopes(last[0], FIRST)
+        if len(last) >= FIRST and first and first[-1].batch < last[0].batch:
+            yield [*first, *last]
+
+
+def _unchanged(record: RunRecord, kinds: list[list[EnvelopeKey]]) -> int | None:
+    """The first batch, if no smallest and no largest number of a weight has changed from there to the end."""
+    is_known = False
+    for same in kinds:
+        rows = _rows_of_weights(record, same[0])
+        if not rows:
+            continue
+        first, *rest = (record.envelope(key) for key in (same[0], *same[-FIRST:]))
+        is_known = True
+        for one in rest:
+            if (one.high[rows] != first.high[rows]).any() or (one.low[rows] != first.low[rows]).any():
+                return None
+    return min(same[0].batch for same in kinds) if is_known else None
+
+
+def _outputs(record: RunRecord, same: list[EnvelopeKey]) -> Iterator[Grown]:
+    """Of one kind of part, the output that has grown the most."""
+    readings = Readings(same[0].table, record.table(same[0].table))
+    rows = [row for row, (_, reading) in enumerate(readings.rows) if reading.kind is Kind.OUTPUT]
+    if not rows:
+        return
+    highs = np.array([record.envelope(key).high[rows] for key in same], np.float64)
+    ends = [len(same) - FIRST, len(same)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # what was never finite
+        highs[~np.isfinite(highs)] = np.nan
+        first, last = np.nanmedian(highs[:FIRST], axis=0), np.nanmin(highs[ends[0] :], axis=0)
+        growth = np.nan_to_num(np.where(first > 0, last / first, 0.0))
+    row = int(growth.argmax())
+    if growth[row] > 1.0:
+        spec, _ = readings.rows[rows[row]]
+        at = int(np.argmax(highs[:, row] >= last[row]))
+        yield Grown(f"{spec.module or '(root)'} ({spec.module_class})", same[at].batch, float(first[row]), float(last[row]))
