@@ -20,6 +20,7 @@ from ..judge.outside import Outside
 from ..judge.reporter import Reporter
 from ..judge.settler import Settler
 from ..judge.steps.optimizer_steps import OptimizerSteps
+from ..judge.stopwatch import Stopwatch
 from ..measure.collectives import Collectives
 from ..measure.modules import unwrap
 from ..measure.recorder import Recorder
@@ -136,9 +137,10 @@ class Detector:
         limit = BatchLimit(config.abort_after_batch_num, life, settler, reporter)
         hooks.put_on(forwards, backwards)
         compiled = CompiledEntry(model, forwards)
+        self._stopwatch = Stopwatch()
         feed.subscribe(
             copies, gradients, guard, skipping, batches, undecided, settler, hooks, losses, turns, scales, fingerprints,
-            standstill, ungraded, limit, forwards, compiled, outside,
+            standstill, ungraded, limit, forwards, compiled, outside, self._stopwatch,
         )  # fmt: skip
         watch = BackwardWatch(backwards)
         self._removed = hooks, compiled, gradients, scales, watch, guard, fingerprints, collectives, ungraded
@@ -165,7 +167,7 @@ class Detector:
 
     @property
     def whereabouts(self) -> Whereabouts:
-        return self._life.whereabouts
+        return self._life.whereabouts._replace(spent=self._stopwatch.spent)
 
     @property
     def progress(self) -> Moment:

@@ -47,6 +47,8 @@ TOLD: list[tuple[Fact, str]] = [
     (journal.NoStack("it is not connected"), "gave no stack: it is not connected"),
     (journal.Stood(Stall((5,), (), "rank 5 stalled", 1, 0)), "rank 5 stalled"),
     (journal.Stood(None), "no rank is stalled any more"),
+    (journal.WaitedFor(40, "rank 1 of 2 takes long"), "rank 1 of 2 takes long"),
+    (journal.WaitedFor(-1, ""), "no rank holds up the others any more"),
     (journal.Waited(), "the decision window ended"),
     (journal.InTurn(7, "Tripped"), "what it said before its trip is here"),
     (journal.InTurn(8, "LookedCloser"), "what it said before its close-up is here"),

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, NamedTuple
 
 from .fields import MAX_ROWS, AnyFloat, BatchNumber, Dtype, Items, sent_name
+from .spent import NOT_SPENT, Spent
 
 MAX_ALIASES = 16
 """Further names of a module that are sent."""
@@ -185,13 +186,14 @@ class Whereabouts(NamedTuple):
     """Where the training thread of a rank is.
 
     Before ``moment`` it is known to have no trip but of a backward that is to come; before ``settled`` none at all.
-    ``first_of_step`` is the first batch since the optimizer step before ``moment``.
+    ``first_of_step`` is the first batch since the optimizer step before ``moment``. ``spent``: where its time goes.
     """
 
     moment: Moment = BEGINNING
     phase: str = "idle"
     settled: Moment = BEGINNING
     first_of_step: int = 0
+    spent: Spent = NOT_SPENT
 
     def in_stage(self, stage: int) -> Whereabouts:
         return self._replace(moment=self.moment.in_stage(stage), settled=self.settled.in_stage(stage))

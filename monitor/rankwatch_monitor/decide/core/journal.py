@@ -141,6 +141,17 @@ class Stood(Finding):
 
 
 @dataclass(frozen=True, slots=True)
+class WaitedFor(Finding):
+    """The others wait for a rank in each batch, from this one on; an empty text: no longer."""
+
+    batch: int
+    text: str
+
+    def describe(self, rank: int) -> str:
+        return self.text or "no rank holds up the others any more"
+
+
+@dataclass(frozen=True, slots=True)
 class NoStack(Finding):
     """A rank of a stall was asked where it is, and did not say."""
 

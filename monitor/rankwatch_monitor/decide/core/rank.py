@@ -9,6 +9,7 @@ from rankwatch.shared.link.allowance import Allowance
 from rankwatch.shared.types import messages
 from rankwatch.shared.types.closeup import CloseUp
 from rankwatch.shared.types.frame import BEGINNING, NO_LOSS, NO_STAGE, Moment, Phase
+from rankwatch.shared.types.spent import NOT_SPENT, Spent
 from rankwatch.shared.types.trip import Trip
 from rankwatch.shared.words.text import describe_position, describe_rank, name_spans
 
@@ -83,6 +84,8 @@ class Rank:
     dropped: int = 0
     departed: bool = False
     """Whether it has destroyed its process group, by its last beat."""
+    spent: Spent = NOT_SPENT
+    """Where the time of its batches goes, by its last beat."""
     trip: Trip | None = None
     """The one that ends the run. Those of steps that were left out are with these."""
     skipped: StepKey | None = None

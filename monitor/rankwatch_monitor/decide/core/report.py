@@ -195,6 +195,8 @@ class Report:
     notices_unkept: int = 0
     stall: Stall | None = None
     """The stall there is now, or that there was at the end."""
+    held_up: tuple[int, str] = -1, ""
+    """Since which batch the others wait for a rank in each batch, and for which, in a sentence; empty: for none."""
     stacks: tuple[RankStack, ...] = ()
     """Of some of its ranks, the stalled ones first."""
     origin: TripOrigin | None = None

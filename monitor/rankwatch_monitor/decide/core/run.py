@@ -197,6 +197,8 @@ class Run:
             yield from self.ending.look(now, self.successor)
             yield from self._look_for_stall(now)
             yield from self._look_who_is_waited_for(now)
+            if self.ending.state.is_open:
+                yield from self.stalls.look_who_is_waited_for(now)
         if self.replicas.is_due(now):
             yield from self._tell_desync(now)
         self.replicas.note_compared(now)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from rankwatch.shared.types.frame import NO_LOSS
+from rankwatch.shared.types.spent import NOT_SPENT, Spent
 
 from .report import Outcome, RankState
 
@@ -17,7 +18,7 @@ class RankStanding(NamedTuple):
     """Where a rank is now; ``silent`` and ``still`` are seconds since it was last heard and since it last moved.
 
     ``quiet`` says in what way it is silent, if it is silent for too long; ``queued`` messages wait in its spool, and
-    ``dropped`` batches found no room there.
+    ``dropped`` batches found no room there. ``spent``: where the time of its batches goes.
     """
 
     rank: int
@@ -31,6 +32,7 @@ class RankStanding(NamedTuple):
     quiet: str
     queued: int
     dropped: int
+    spent: Spent = NOT_SPENT
 
 
 class RunStanding(NamedTuple):
@@ -60,7 +62,7 @@ class RunStanding(NamedTuple):
 def standing_of_rank(rank: Rank, now: float) -> RankStanding:
     return RankStanding(
         rank.number, rank.state, *rank.progress.position, rank.phase,
-        round(now - rank.heard_at, 3), round(now - rank.moved_at, 3), rank.quiet, rank.queued, rank.dropped,
+        round(now - rank.heard_at, 3), round(now - rank.moved_at, 3), rank.quiet, rank.queued, rank.dropped, rank.spent,
     )  # fmt: skip
 
 

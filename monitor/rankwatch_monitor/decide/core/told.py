@@ -37,6 +37,7 @@ def report_of(run: Run) -> Report:
         notices=told(run.notices.all(), {number: row.last_batch for number, row in rows.items()}),
         notices_unkept=run.notices.unkept,
         stall=run.stalls.watch.stall,
+        held_up=run.stalls.held_up.told,
         stacks=run.stalls.stacks.all(),
         origin=origin_of(verdict),
         desync=run.replicas.all(),

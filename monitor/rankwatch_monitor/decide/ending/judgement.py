@@ -50,9 +50,6 @@ SLOWER, SLOWER_FORWARD = 2.0, 1.5
 MINUTES = 120.0
 """Seconds of the first and of the last minutes of a run."""
 
-WAITED_FOR = 0.5
-"""Of the time of a batch: what one rank takes between its batches more than the others do, so that these wait for it."""
-
 LARGE, TIMES = 1e6, 1000.0
 """An output has grown that is so large, and so many times what it was in its first batches, while the loss has not fallen. A
 young layer grows as far from next to nothing, and a network learns large targets."""
@@ -74,14 +71,6 @@ class ByBatch(NamedTuple):
 
     def __len__(self) -> int:
         return len(self.values)
-
-
-class RankTimes(NamedTuple):
-    """Of the last batches of a rank, in seconds: how long it took between its batches, by the median, and for a whole one."""
-
-    rank: int
-    between: float
-    whole: float
 
 
 class Grown(NamedTuple):
@@ -111,7 +100,6 @@ class RunNumbers(NamedTuple):
     norms: ByBatch = ByBatch()
     begins: ByBatch = ByBatch()
     forwards: ByBatch = ByBatch()
-    times: Sequence[RankTimes] = ()
     weights: Callable[[int, int], float] = _no_growth
     unchanged: int | None = None
     outputs: Sequence[Grown] = ()
@@ -177,7 +165,6 @@ def signs_of(numbers: RunNumbers, pace: float | None) -> Signs:
         *_of_gradients(numbers.norms, curves),
         *_of_weights(numbers.unchanged, curves),
         *_of_outputs(numbers.outputs, has_fallen=has_fallen),
-        *_of_ranks(numbers.times),
     ]
     slower, told = _pace(numbers.begins, numbers.forwards, pace)
     reasons += [slower] if slower is not None else []
@@ -339,24 +326,6 @@ def _pace(begins: ByBatch, forwards: ByBatch, pace: float | None) -> tuple[Doubt
     batch = begins.batches[min(since, last[0])]
     text = f"a batch takes x{number(ratio)} as long as in the first minutes, since about batch {batch}, and its forward does not"
     return Doubt("slower", batch, text), told
-
-
-def _of_ranks(times: Sequence[RankTimes]) -> list[Doubt]:
-    if len(times) < 2:
-        return []
-    slowest = max(times, key=lambda one: one.between)
-    others = median([one.between for one in times if one is not slowest])
-    if slowest.between - others < WAITED_FOR * slowest.whole or slowest.whole <= 0.0:
-        return []
-    text = (
-        f"rank {slowest.rank} takes {_seconds(slowest.between)} between two batches, the others {_seconds(others)}, of "
-        f"{_seconds(slowest.whole)} a batch: they wait for it; look at its data, host and disk"
-    )
-    return [Doubt("rank-waited-for", -1, text)]
-
-
-def _seconds(value: float) -> str:
-    return f"{value:.3g} s" if value >= 1.0 else f"{1000 * value:.3g} ms"
 
 
 def _smoothed(values: Sequence[float]) -> list[float]:

@@ -56,6 +56,8 @@ def _known(report: Report) -> Iterator[Doubt]:
             first = origin[0]
             text = f"replicas differ since step {first.step}: {first.parameter} of {name_spans(first.ranks)}"
             yield Doubt("replicas-differ", first.step, text)
+    if report.held_up[1]:
+        yield Doubt("rank-waited-for", *report.held_up)
     if report.collectives:
         yield Doubt("collectives-differ", -1, report.collectives[0].text)
 

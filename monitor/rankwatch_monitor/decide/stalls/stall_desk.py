@@ -11,9 +11,10 @@ from rankwatch.shared.words.text import name_spans
 from ..calls.differs import Explain, UnequalCalls
 from ..core.books import Books, Desk, Stop, Worry
 from ..core.effects import Effect, Note, Trouble
-from ..core.journal import NO_RANK, Entry, NoStack, Stood
+from ..core.journal import NO_RANK, Entry, NoStack, Stood, WaitedFor
 from ..core.rank import Rank
 from ..core.report import Stall
+from .held_up import HeldUp
 from .stacks import Stacks, Unanswered, retold
 from .stall import StallNews, StallWatch
 
@@ -23,6 +24,7 @@ class StallDesk(Desk):
     books: Books = field(repr=False)
     watch: StallWatch = field(init=False)
     stacks: Stacks = field(default_factory=Stacks)
+    held_up: HeldUp = field(default_factory=HeldUp)
     _is_news: bool = False
     """Whether a stall has begun of which nobody was told: its sentence waits for the stacks."""
     _plain: str = ""
@@ -72,6 +74,14 @@ class StallDesk(Desk):
             culprit = _culprit(stall, found)
             yield Stop(stall.text, culprit) if books.options.abort_on_stall else Worry(Trouble.STALL, stall.text)
 
+    def look_who_is_waited_for(self, now: float) -> Iterator[Note]:
+        if not self.held_up.is_due(now):
+            return
+        news = self.held_up.look(self.books.ranks, self.books.running)
+        if news is not None:
+            self.books.find(now, WaitedFor(*news))
+            yield self.books.note(news[1] or "no rank holds up the others any more", is_warning=bool(news[1]))
+
     def _retell(self, why: UnequalCalls | None, now: float) -> Iterator[Effect]:
         """Once it is known where the ranks are, and what they have called, the sentence says so."""
         stall, stacks = self.watch.stall, self.stacks.all()
@@ -91,6 +101,8 @@ class StallDesk(Desk):
             case Stood(stall):
                 self.watch.apply(stall)
                 self.stacks.begin(stall, entry.now)
+            case WaitedFor(batch, text):
+                self.held_up.told = batch, text
             case NoStack(text):
                 self.stacks.give_up(entry.rank, text)
 

@@ -11,6 +11,7 @@ from rankwatch.errors import UsageError
 from rankwatch.shared.types import messages
 from rankwatch.shared.types.closeup import CloseUp
 from rankwatch.shared.types.frame import Frame, FrameSpec, FrameTable, Reading, ReadingSpec, State
+from rankwatch.shared.types.spent import NOT_SPENT, Spent
 from rankwatch.shared.types.trip import Trip
 from rankwatch.shared.words.text import format_spans
 
@@ -82,12 +83,14 @@ class SpanFrame(NamedTuple):
 class RankDetails:
     """A rank. ``parts`` are of its last batches; ``stored`` are its batches that are stored as it sent them.
 
-    ``closeup`` is what it found when it ran again what tripped in it; None: none has arrived.
+    ``closeup`` is what it found when it ran again what tripped in it; None: none has arrived. ``spent``: where its time
+    went.
     """
 
     report: Report
     row: RankRow
     standing: RankStanding | None
+    spent: Spent
     trip: Trip | None
     closeup: CloseUp | None
     parts: list[PartDigest]
@@ -121,12 +124,12 @@ def of_rank(record: RunRecord, rank: int) -> RankDetails:
     """
     report, is_over = replay.take(record)
     row = _row(report, rank)
-    standings = [] if is_over else record.standings().ranks
-    standing = next((standing for standing in standings if standing.rank == rank), None)
+    last = next((standing for standing in record.standings().ranks if standing.rank == rank), None)
+    standing, spent = None if is_over else last, NOT_SPENT if last is None else last.spent
     parts = list(_digests(record.last_digests(rank, LAST_BATCHES)))
     trip = next((said.trip for said in reversed(_said(record, rank, messages.Tripped))), None)
     closeup = _closeup(report, rank, trip, _said(record, rank, messages.LookedCloser))
-    return RankDetails(report, row, standing, trip, closeup, parts, record.sent_batches(rank))
+    return RankDetails(report, row, standing, spent, trip, closeup, parts, record.sent_batches(rank))
 
 
 def _closeup(report: Report, rank: int, trip: Trip | None, said: list[messages.LookedCloser]) -> CloseUp | None:

@@ -19,6 +19,7 @@ from rankwatch.shared.words.text import (
 
 from ...decide.core.report import RankNotice, RankState
 from ...decide.replicas.desync import Desync
+from ...decide.stalls.held_up import describe_spent
 from ...decide.trip.skipped import is_left_out
 from .. import closeup, stalls
 from ..as_json import (
@@ -66,6 +67,7 @@ def to_json(details: RankDetails, frames: int) -> str:
         "run": run_to_dict(details.report),
         **rank_to_dict(details.row),
         "standing": details.standing,
+        "spent": details.spent if details.spent.batches else None,
         "trip": None if details.trip is None else _trip(details.trip, frames),
         "closeup": None if details.trip is None else closeup.to_dict(details.row.rank, details.trip, details.closeup),
         "capsule": closeup.capsule_of(details.closeup),
@@ -85,7 +87,7 @@ def _where(details: RankDetails) -> list[tuple[str, str]]:
         quiet = f"; {at.quiet}" if at.quiet else ""
         ago = f"moved {at.still:g} s ago; heard {at.silent:g} s ago"
         fields.append(("position", f"{position}, frame {at.frame}, phase {at.phase}; {ago}{quiet}"))
-    return fields
+    return [*fields, ("time", describe_spent(details.spent))] if details.spent.batches else fields
 
 
 def _lapses(details: RankDetails) -> list[tuple[str, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,7 +16,6 @@ from rankwatch_monitor.decide.ending.judgement import (
     ByBatch,
     Doubt,
     Grown,
-    RankTimes,
     RunNumbers,
     Signs,
     judge,
@@ -162,19 +161,6 @@ def test_a_pace_that_is_half_of_the_first_minutes(of: Callable[[int], float], fo
 def test_a_steady_pace_is_said_to_be_one() -> None:
     begins, _ = times(lambda batch: 0.1)
     assert signs(begins=begins, forwards=begins, pace=10.0).pace == "10 batches/s, steady"
-
-
-@pytest.mark.parametrize(
-    ("between", "is_told"),
-    [([0.01, 0.71, 0.01, 0.02], True), ([0.01, 0.2, 0.01, 0.02], False), ([0.7, 0.71, 0.69, 0.7], False)],
-)
-def test_a_rank_that_the_others_wait_for(between: Sequence[float], is_told: bool) -> None:
-    found = signs(times=[RankTimes(rank, one, 0.8) for rank, one in enumerate(between)])
-    assert kinds(found) == ["rank-waited-for"] * is_told
-    if is_told:
-        assert found.reasons[0].text.startswith(
-            "rank 1 takes 710 ms between two batches, the others 10 ms, of 800 ms a batch"
-        )
 
 
 @given(st.integers(0, 2**32), st.floats(0.001, 1e6), st.floats(0.0, 1.5))
