@@ -86,7 +86,7 @@ def render_so_far(report: Report, *, is_alive: bool = True) -> str:
     for row in report.ranks:
         states[row.state.value] = states.get(row.state.value, 0) + 1
     fields = [("ranks", ", ".join(f"{count} {state}" for state, count in states.items()))]
-    fields += [("batches", str(report.batches)), *course.fields(report), *skipped.fields(report)]
+    fields += [("batches", str(report.batches)), *judgement.so_far(report), *course.fields(report), *skipped.fields(report)]
     fields += [*replica_fields(report), *notice_fields(report), *_lapses(report)]
     fields += [*stalls.fields(report), *collectives.fields(report)]
     return format_head(f"run {report.run} is {'running' if is_alive else f'unfinished: {UNFINISHED}'}", fields)

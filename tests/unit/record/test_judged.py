@@ -77,6 +77,14 @@ def test_what_went_badly_is_told_with_its_batch_wherever_a_run_is_shown(tmp_path
     assert runs.to_dict(row)["judged"] == why
 
 
+def test_while_it_lasts_a_report_of_a_running_run_says_so(tmp_path: Path) -> None:
+    told = report(written(tmp_path / "train-1", is_blown=True))
+    assert "  but        the loss has grown x244 since batch 50" in text.render_so_far(told)
+    held_up = replace(told, course=None, held_up=(40, "rank 1 takes long"))
+    assert "  but        rank 1 takes long\n" in text.render_so_far(held_up)
+    assert "  but" not in text.render_so_far(report(written(tmp_path / "train-2")))
+
+
 def test_a_notice_of_a_rank_that_stands_still_is_a_reason(tmp_path: Path) -> None:
     notice = makers.notice(NoticeKind.NO_STEP, module="", why="no optimizer has ever stepped")
     told = replace(report(written(tmp_path / "train-1")), notices=(RankNotice(0, notice), RankNotice(1, notice)))

@@ -182,6 +182,8 @@ def _title(scene: Scene, focus: Focus, size: Size) -> list[Line]:
     lines += [Line(waiting, "yellow")] if waiting else []
     left_out = "" if scene.view.is_decided else how_it_went.left_out(report)
     lines += [Line(left_out, "yellow")] if left_out else []
+    held_up = "" if scene.view.is_decided else report.held_up[1]
+    lines += [Line(held_up, "yellow")] if held_up else []
     differ = "" if scene.view.is_decided else collectives.summary(report)
     lines += [Line(differ, "red")] if differ else []
     lines += [] if scene.view.is_decided else [Line(describe_gap(gap, ranks), "yellow") for gap in report.gaps[:1]]

@@ -105,7 +105,7 @@ const PAGES = {
       ranks.querySelector("h2").textContent = Charts.title(body.grid, "rank");
       draw(body.grid, Views.marks(body.order));
       curves();
-      noticed.replaceChildren(...[body.standing && body.standing.waiting && h("p", { class: "panel" }, body.standing.waiting), Views.gaps(report), Views.notices(report)].filter(Boolean));
+      noticed.replaceChildren(...[body.standing && body.standing.waiting && h("p", { class: "panel" }, body.standing.waiting), !body.is_over && Views.doubts(report) && h("p", { class: "panel" }, Views.judgement(report)), Views.gaps(report), Views.notices(report)].filter(Boolean));
       table.replaceChildren(h("h2", null, "Ranks"), Views.ranks(run, report, body));
     });
   },
