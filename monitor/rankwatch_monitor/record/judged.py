@@ -8,11 +8,12 @@ from itertools import pairwise
 
 import numpy as np
 
-from rankwatch.shared.types.frame import NO_LOSS, NO_NORM, Kind, Phase
+from rankwatch.shared.types.frame import NO_NORM, Kind, Phase
 
 from ..decide.ending.judgement import LASTS, LEAST, ByBatch, Grown, RunNumbers
 from .numbers.headroom import Readings
 from .numbers.layout import Array
+from .numbers.losses import LOSS, RunLosses
 from .numbers.rows import EnvelopeKey
 from .reader import RunRecord
 
@@ -24,6 +25,9 @@ ENDS = 4096
 
 FIRST = 8
 """Envelopes of which a beginning is the median."""
+
+RANKS = 1024
+"""Ranks whose losses are compared, at most."""
 
 KINDS = 4
 """Kinds of parts whose envelopes are looked at."""
@@ -40,9 +44,10 @@ def read_numbers(record: RunRecord, steps: int | None) -> RunNumbers:
     own = digests[digests["rank"] == digests["rank"][digests["batch"].argmax()]]
     own = own[np.unique(own["batch"], return_index=True)[1]]  # of each batch the first part: its forward
     norms = digests[(digests["norm"] != np.float32(NO_NORM)) & np.isfinite(digests["norm"])]
-    kinds = list(_kinds(record))
+    kinds, losses = list(_kinds(record)), _losses(record, digests)
     return RunNumbers(
-        losses=_losses(record, digests),
+        losses={name: _series(of["batch"], of["loss"]) for name, of in losses.items()},
+        of_ranks=lambda name, batch: _of_ranks(losses[name], batch),
         norms=_series(norms["batch"], norms["norm"]),
         begins=_thinned(own["batch"], own["started"]),
         forwards=_thinned(own["batch"], own["ended"] - own["started"]),
@@ -52,15 +57,22 @@ def read_numbers(record: RunRecord, steps: int | None) -> RunNumbers:
     )
 
 
-def _losses(record: RunRecord, digests: Array) -> dict[str, ByBatch]:
-    """By label, which the frame tables have: two losses that take turns are two curves."""
-    known = digests[(digests["loss"] != np.float32(NO_LOSS)) & np.isfinite(digests["loss"])]
-    labels: dict[str, list[int]] = {}
-    for number in np.unique(known["table"]).tolist():
-        rows = [row for spec in record.table(number).specs for row in spec.readings] if number else []
-        labels.setdefault(next((row.label for row in rows if row.kind is Kind.LOSS), "loss"), []).append(number)
-    of_labels = {label: known[np.isin(known["table"], numbers)] for label, numbers in labels.items()}
-    return {label: _series(own["batch"], own["loss"]) for label, own in of_labels.items()}
+def _losses(record: RunRecord, digests: Array) -> dict[str, Array]:
+    """By name: two losses that take turns are two curves."""
+    known, losses = digests[np.isfinite(digests["loss"])], RunLosses()
+    losses.look(known, record.table)
+    split = list(losses.split(known))
+    return {_name(losses.name(which)): own for which, own in split}
+
+
+def _of_ranks(digests: Array, batch: int) -> dict[int, float]:
+    """The loss of each rank, by the median of LASTS batches from this one on."""
+    own = digests[(digests["batch"] >= batch) & (digests["batch"] < batch + LASTS)]
+    return {rank: float(np.median(own["loss"][own["rank"] == rank])) for rank in np.unique(own["rank"]).tolist()[:RANKS]}
+
+
+def _name(of: str) -> str:
+    return LOSS if of == LOSS else f"{LOSS} of {of}"
 
 
 class _Weights:

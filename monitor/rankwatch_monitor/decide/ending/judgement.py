@@ -82,6 +82,15 @@ class Grown(NamedTuple):
     last: float
 
 
+PARTED = 4.0
+"""A rank whose loss is so many times that of the others has parted from them."""
+
+
+def _no_ranks(name: str, batch: int) -> dict[int, float]:
+    """Where it is not known."""
+    return {}
+
+
 def _no_growth(first: int, last: int) -> float:
     """Where it is not known."""
     return 0.0
@@ -90,16 +99,17 @@ def _no_growth(first: int, last: int) -> float:
 class RunNumbers(NamedTuple):
     """What a run is judged by.
 
-    ``losses``: by label, the mean over the ranks. ``norms``: of the gradients of a step. ``begins``, ``forwards``: of one rank,
-    when a forward began and how long it took. ``weights``: by how many doublings they grew from one batch to another, the median
-    over all. ``unchanged``: the batch since which no weight that is measured has changed, over at least LASTS optimizer steps;
-    None: one has. ``outputs``: those that grew the most.
+    ``losses``: by label, the mean over the ranks. ``of_ranks``: by rank, one of them from a batch on. ``norms``: of the gradients
+    of a step. ``begins``, ``forwards``: of one rank, when a forward began and how long it took. ``weights``: by how many
+    doublings they grew from one batch to another, the median over all. ``unchanged``: the batch since which no weight that is
+    measured has changed, over at least LASTS optimizer steps; None: one has. ``outputs``: those that grew the most.
     """
 
     losses: dict[str, ByBatch] = {}
     norms: ByBatch = ByBatch()
     begins: ByBatch = ByBatch()
     forwards: ByBatch = ByBatch()
+    of_ranks: Callable[[str, int], dict[int, float]] = _no_ranks
     weights: Callable[[int, int], float] = _no_growth
     unchanged: int | None = None
     outputs: Sequence[Grown] = ()
@@ -161,7 +171,7 @@ def signs_of(numbers: RunNumbers, pace: float | None) -> Signs:
     curves = [_Curve(label, one) for label, one in known.items()]
     has_fallen = all(curve.has_fallen for curve in curves)
     reasons = [
-        *_of_losses(curves, numbers.weights),
+        *_of_losses(curves, numbers),
         *_of_gradients(numbers.norms, curves),
         *_of_weights(numbers.unchanged, curves),
         *_of_outputs(numbers.outputs, has_fallen=has_fallen),
@@ -218,12 +228,12 @@ class _Curve:
         return place if len(self.values) - place >= LASTS else None
 
 
-def _of_losses(curves: Sequence[_Curve], weights: Callable[[int, int], float]) -> list[Doubt]:
-    found = [reason for curve in curves if (reason := _of_loss(curve, weights, alone=len(curves) == 1)) is not None]
+def _of_losses(curves: Sequence[_Curve], numbers: RunNumbers) -> list[Doubt]:
+    found = [reason for curve in curves if (reason := _of_loss(curve, numbers, alone=len(curves) == 1)) is not None]
     return found or _of_a_pair(curves)
 
 
-def _of_loss(curve: _Curve, weights: Callable[[int, int], float], *, alone: bool) -> Doubt | None:
+def _of_loss(curve: _Curve, numbers: RunNumbers, *, alone: bool) -> Doubt | None:
     """``alone``: it is the only one. Of several, one may rise because another falls, as those of a GAN do."""
     if not curve.is_positive or curve.lowest <= 0.0:
         return None
@@ -234,11 +244,26 @@ def _of_loss(curve: _Curve, weights: Callable[[int, int], float], *, alone: bool
     before = next((at for at in range(place - 1, -1, -1) if curve.values[at] <= first), -1)
     is_abrupt = alone and place - before <= ABRUPT
     batch = curve.batches[place]
-    is_blown = is_abrupt and weights(curve.batches[curve.place], curve.batches[place + LASTS - 1]) >= DOUBLINGS
+    is_blown = is_abrupt and numbers.weights(curve.batches[curve.place], curve.batches[place + LASTS - 1]) >= DOUBLINGS
     if not is_blown and min(curve.values[-LASTS:]) < FAR_BEYOND * first:
         return None
     text = f"the {curve.label} has grown x{number(curve.last / low)} since batch {batch}: {number(curve.last)}"
-    return Doubt("loss-grown", batch, f"{text}, from {number(low)} in batch {curve.batches[curve.place]}")
+    where = _parted(numbers.of_ranks(curve.label, batch))
+    return Doubt("loss-grown", batch, f"{text}, from {number(low)} in batch {curve.batches[curve.place]}{where}")
+
+
+def _parted(losses: dict[int, float]) -> str:
+    """Which rank's loss is far above those of the others: a fact, and no cause."""
+    if len(losses) < 2:
+        return ""
+    rank = max(losses, key=losses.__getitem__)
+    others = median([loss for other, loss in losses.items() if other != rank])
+    is_alone = losses[rank] >= PARTED * others > 0.0
+    return (
+        f"; on rank {rank} alone: {number(losses[rank])}, the others {number(others)}"
+        if is_alone
+        else "; on all ranks alike"
+    )
 
 
 VANISHED = 1e-3

@@ -106,6 +106,15 @@ def test_it_names_its_batch() -> None:
     assert reason == Doubt("loss-grown", 306, "the loss has grown x56 since batch 306: 39.2, from 0.7 in batch 0")
 
 
+def test_it_says_whether_one_rank_has_parted() -> None:
+    losses = {0: 0.7, 1: 112.0, 2: 0.8}
+    (alone,) = signs(blown(56, 300, 10), weights=lambda first, last: 2.0, of_ranks=lambda name, batch: losses).reasons
+    assert alone.text.endswith("; on rank 1 alone: 112, the others 0.75")
+    losses = dict.fromkeys(range(3), 39.0)
+    (alike,) = signs(blown(56, 300, 10), weights=lambda first, last: 2.0, of_ranks=lambda name, batch: losses).reasons
+    assert alike.text.endswith("; on all ranks alike")
+
+
 def test_one_of_two_losses_that_has_vanished() -> None:
     of = {
         "loss[0]": curve(lambda batch: 1.4 * 0.95**batch),
