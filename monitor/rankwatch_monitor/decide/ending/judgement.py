@@ -201,7 +201,7 @@ class _Curve:
     def has_fallen(self) -> bool:
         """Only a loss that is never negative: below 0, a share of it means nothing."""
         is_low = self.last <= max(2.0 * self.lowest, self.lowest + 0.05 * (self.first - self.lowest))
-        return self.is_positive and self.last <= FELL * self.first and is_low
+        return self.is_positive and self.first > 0.0 and self.last <= FELL * self.first and is_low
 
     @property
     def text(self) -> str:
