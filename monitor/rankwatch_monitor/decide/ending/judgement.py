@@ -44,6 +44,9 @@ FAR_BEYOND = 1e6
 FELL = 0.9
 """A loss of this share of its beginning has fallen."""
 
+LEARNT = 1e-4
+"""A loss of this share of its beginning has nothing left to learn: its gradients may well be 0, in float16 say."""
+
 SLOWER, SLOWER_FORWARD = 2.0, 1.5
 """A batch that takes so many times as long as in the first minutes is told. Not if its forward does too: its work has grown."""
 
@@ -288,11 +291,11 @@ def _of_a_pair(curves: Sequence[_Curve]) -> list[Doubt]:
 
 
 def _of_gradients(norms: ByBatch, curves: Sequence[_Curve]) -> list[Doubt]:
-    """A loss that has become 0 needs no gradient."""
+    """A loss of which next to nothing is left needs no gradient."""
     zeros = 0
     while zeros < len(norms) and norms.values[-1 - zeros] == 0.0:
         zeros += 1
-    if zeros < LASTS or (all(curve.last == 0.0 for curve in curves) and any(curve.first > 0.0 for curve in curves)):
+    if zeros < LASTS or all(curve.first > 0.0 and curve.last <= LEARNT * curve.first for curve in curves):
         return []
     batch = norms.batches[-zeros]
     return [Doubt("gradient-zero", batch, f"all gradients have been exactly 0 since batch {batch}: nothing is learnt")]

@@ -10,7 +10,7 @@ from rankwatch.shared.words.text import name_spans
 
 from ..core.report import Outcome, RankNotice, RankState, Report
 from ..ending.course import Course
-from ..ending.judgement import Doubt, Judgement, judge
+from ..ending.judgement import LEARNT, Doubt, Judgement, judge
 from ..replicas.desync import BY_PRODUCTS
 from ..replicas.desync_text import origins
 from ..trip.skipped import tell_all
@@ -76,6 +76,6 @@ def _noticed(report: Report) -> Iterator[Doubt]:
 
 
 def _has_learnt_all(course: Course) -> bool:
-    """A loss that is 0 now, and was none at first, needs no gradient and no step."""
+    """A loss of which next to nothing is left needs no gradient and no step."""
     first, last = course.first_loss, course.last_loss
-    return first is not None and last is not None and first.loss > 0.0 == last.loss
+    return first is not None and last is not None and first.loss > 0.0 and last.loss <= LEARNT * first.loss

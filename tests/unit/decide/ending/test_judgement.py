@@ -76,6 +76,12 @@ def test_what_a_rank_tells_of_weights_that_stand_is_not_said_twice() -> None:
     assert told.reasons[0].batch == 100
 
 
+@pytest.mark.parametrize(("last", "is_told"), [(0.0, False), (1e-5, False), (0.5, True)])
+def test_gradients_of_0_are_none_of_a_loss_that_is_learnt(last: float, is_told: bool) -> None:
+    zero = curve(lambda batch: float(batch < 100))
+    assert kinds(signs(lambda batch: 2.3 if batch < 50 else last, norms=zero)) == ["gradient-zero"] * is_told
+
+
 def blown(factor: float, since: int, within: int) -> Callable[[int], float]:
     """Level at 0.7, and ``factor`` times as much ``within`` batches after batch ``since``."""
     return lambda batch: 0.7 * factor ** min(1.0, max(0.0, (batch - since) / within))
