@@ -10,7 +10,7 @@ import numpy as np
 
 from rankwatch.shared.types.frame import NO_NORM, Kind, Phase
 
-from ..decide.ending.judgement import LASTS, LEAST, ByBatch, Grown, RunNumbers
+from ..decide.ending.judgement import FEW, LASTS, ByBatch, Grown, RunNumbers
 from .numbers.headroom import Readings
 from .numbers.layout import Array
 from .numbers.losses import LOSS, RunLosses
@@ -38,7 +38,7 @@ _COLUMNS = ("rank", "batch", "table", "loss", "norm", "started", "ended")
 def read_numbers(record: RunRecord, steps: int | None) -> RunNumbers:
     """``steps``: optimizer steps of the run. Raises StoreError."""
     found = [digests for _, digests in record.some_segments(_COLUMNS, SEGMENTS)]
-    if not found or sum(map(len, found)) < LEAST:
+    if not found or sum(map(len, found)) < FEW:
         return RunNumbers()
     digests = np.concatenate(found)
     own = digests[digests["rank"] == digests["rank"][digests["batch"].argmax()]]

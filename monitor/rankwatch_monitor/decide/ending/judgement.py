@@ -16,6 +16,9 @@ from typing import NamedTuple
 LEAST = 64
 """Batches of which a run is judged, at least."""
 
+FEW = 16
+"""Batches of which it is said that the loss has blown up, at least."""
+
 LASTS = 32
 """Batches for which a state must last, up to the end."""
 
@@ -170,7 +173,8 @@ def signs_of(numbers: RunNumbers, pace: float | None) -> Signs:
     """``pace``: batches a second over all of the run."""
     known = {label: one for label, one in numbers.losses.items() if len(one) >= LEAST}
     if not known:
-        return Signs()
+        short = [_Curve(label, one) for label, one in numbers.losses.items() if len(one) >= FEW]
+        return Signs(reasons=tuple(filter(None, [_of_blow_up(curve, numbers) for curve in short])))
     curves = [_Curve(label, one) for label, one in known.items()]
     has_fallen = all(curve.has_fallen for curve in curves)
     reasons = [
@@ -242,17 +246,27 @@ def _of_loss(curve: _Curve, numbers: RunNumbers, *, alone: bool) -> Doubt | None
         return None
     low, first = curve.lowest, curve.first
     place = curve.since(max(GROWN * low, BEYOND * first))
-    if place is None or place <= curve.place:
-        return None
+    if place is None or place <= curve.place or not alone:
+        return _of_blow_up(curve, numbers)
     before = next((at for at in range(place - 1, -1, -1) if curve.values[at] <= first), -1)
-    is_abrupt = alone and place - before <= ABRUPT
-    batch = curve.batches[place]
-    is_blown = is_abrupt and numbers.weights(curve.batches[curve.place], curve.batches[place + LASTS - 1]) >= DOUBLINGS
-    if not is_blown and min(curve.values[-LASTS:]) < FAR_BEYOND * first:
+    ends = curve.batches[curve.place], curve.batches[place + LASTS - 1]
+    is_blown = place - before <= ABRUPT and numbers.weights(*ends) >= DOUBLINGS
+    return _grown(curve, place, numbers) if is_blown else _of_blow_up(curve, numbers)
+
+
+def _of_blow_up(curve: _Curve, numbers: RunNumbers) -> Doubt | None:
+    """So far above its beginning, a few batches are enough."""
+    if not curve.is_positive or curve.lowest <= 0.0 or min(curve.values[-FEW // 2 :]) < FAR_BEYOND * curve.first:
         return None
-    text = f"the {curve.label} has grown x{number(curve.last / low)} since batch {batch}: {number(curve.last)}"
-    where = _parted(numbers.of_ranks(curve.label, batch))
-    return Doubt("loss-grown", batch, f"{text}, from {number(low)} in batch {curve.batches[curve.place]}{where}")
+    place = next(at + 1 for at in range(len(curve.values) - 1, -1, -1) if curve.values[at] < BEYOND * curve.first)
+    return _grown(curve, place, numbers)
+
+
+def _grown(curve: _Curve, place: int, numbers: RunNumbers) -> Doubt:
+    batch, low = curve.batches[place], f"from {number(curve.lowest)} in batch {curve.batches[curve.place]}"
+    now = curve.last if len(curve.values) >= LEAST else curve.values[-1]
+    text = f"the {curve.label} has grown x{number(now / curve.lowest)} since batch {batch}: {number(now)}"
+    return Doubt("loss-grown", batch, f"{text}, {low}{_parted(numbers.of_ranks(curve.label, batch))}")
 
 
 def _parted(losses: dict[int, float]) -> str:

@@ -59,6 +59,13 @@ def test_a_short_run_is_not_judged() -> None:
     assert judge(None, (), (), "", is_whole=True) is None
 
 
+def test_of_a_short_run_it_is_said_that_its_loss_has_blown_up() -> None:
+    found = signs_of(RunNumbers(losses={"loss": curve(lambda batch: 0.7 * 1.9**batch, 60)}), 1.0)
+    assert (found.loss, kinds(found)) == ("", ["loss-grown"])
+    assert found.reasons[0].text.startswith("the loss has grown x7.7e15 since batch 5: 1.0e16")
+    assert signs_of(RunNumbers(losses={"loss": curve(lambda batch: 0.7 * 1.1**batch, 60)}), 1.0) == Signs()
+
+
 def test_reasons_come_first_and_the_rest_is_counted() -> None:
     reasons = [Doubt(kind, 3, kind) for kind in "abc"]
     told = judge(signs(), reasons, (), "", is_whole=True)
