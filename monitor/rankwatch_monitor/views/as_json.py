@@ -101,7 +101,7 @@ def _verdict(report: Report, verdict: Verdict) -> dict[str, Any]:
         "began_text": describe_origin(report.origin, report.world_size) if report.origin is not None else "",
         "began_leads": leads(report.origin, verdict.rank, trip),
         "handed": report.handed,
-        "closeup": closeup.to_dict(verdict.tripped, trip, report.closeup),
+        "closeup": closeup.to_dict(closeup.looked(report, verdict), trip, report.closeup),
         "capsule": closeup.capsule_of(report.closeup),
         "closeup_text": closeup.text_of(report, verdict),
         "try": remedy(report, verdict),

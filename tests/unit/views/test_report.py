@@ -137,6 +137,7 @@ def test_the_closeup_for_programs() -> None:
         "precision": {"float32": {"state": "finite", "abs_max": 1.2e5}, "float64": {"state": "inf", "abs_max": None}},
         "machine": "gpu07, NVIDIA H100, GPU-5f3a, PCI 00000000:3B:00.0, driver 550.54",
         "note": "not run again in bfloat16: out of memory",
+        "rank": 5,
     }
     assert parsed["capsule"] == "capsule"
     assert list(parsed["closeup_text"]) == ["operator", "recurs", "precision", "close-up", "replay"]

@@ -204,7 +204,9 @@ class Report:
     course: Course | None = None
     """How a run without a verdict went; None while that was not looked for."""
     closeup: CloseUp | None = None
-    """What the verdict's rank found when it ran again what went bad; None: none has arrived."""
+    """What the verdict's rank, or one that tripped alike, found when it ran again what went bad; None: none has arrived."""
+    looked: int = -1
+    """The rank of the close-up; -1: that of the verdict."""
     desync: tuple[Desync, ...] = ()
     """The parameters that are not what they must be, the earliest first."""
     desync_unkept: int = 0

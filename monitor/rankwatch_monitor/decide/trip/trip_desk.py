@@ -120,11 +120,13 @@ class TripDesk(Desk):
         yield Stop(text, NO_RANK if verdict.rank is None else verdict.rank, trip.time)
 
     def is_heard(self, now: float) -> bool:
-        """Whether the verdict's rank has told all, or is late."""
-        if self.books.verdict is None:
+        """Whether the verdict's rank, and those that tripped alike, have told all, or are late."""
+        verdict, ranks = self.books.verdict, self.books.ranks
+        if verdict is None:
             return True
-        culprit = self.books.ranks[self.books.verdict.tripped]
-        return not (culprit.owes_closeup(now) or culprit.owes_turn(now))
+        return not (
+            ranks[verdict.tripped].owes_turn(now) or any(ranks[one].owes_closeup(now) for one in verdict.tripped_alike)
+        )
 
     # --- findings -----------------------------------------------------------------------------------------------------
 
