@@ -40,6 +40,7 @@ def _body(report: Report) -> dict[str, Any]:
         "schema": SCHEMA,
         "run": run_to_dict(report),
         **pick(report, "outcome reason batches"),
+        "follows": report.follows or None,
         "advice": _advice(next_action(report)),
         "verdict": None if verdict is None else _verdict(report, verdict),
         "frames": [] if verdict is None else [frame_to_dict(frame) for frame in verdict.trip.frames],

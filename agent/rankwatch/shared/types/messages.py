@@ -305,6 +305,11 @@ class Bye:
     moment: Moment = BEGINNING
     at: StackLine = ""
 
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether Ctrl-C ended the rank: that is no failure."""
+        return self.outcome == "failed" and self.text.partition(":")[0] == KeyboardInterrupt.__name__
+
 
 @dataclass(frozen=True, slots=True)
 class Error:

@@ -214,7 +214,7 @@ class Report:
     compared: Compared | None = None
     """None: no two replicas were compared."""
     stops_ranks: bool = False
-    """Whether the ranks were stopped by a verdict, or because replicas that must be equal are not."""
+    """Whether rankwatch stopped the ranks: by a verdict, for a stall, or because replicas that must be equal are not."""
     model: int = 0
     """The number of the model among those that each of its processes watches."""
     is_own: bool = True
@@ -235,6 +235,8 @@ class Report:
     """The run's folder; empty while it is not known."""
     end: End = End.FINISHED
     """As it looks so far."""
+    follows: str = ""
+    """The run of another model of the same processes that ended badly just before: this is the same failure."""
 
     @property
     def stalled(self) -> str:

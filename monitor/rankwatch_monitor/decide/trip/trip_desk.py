@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -116,7 +117,7 @@ class TripDesk(Desk):
         refused = f"the step could not be left out: {why}" if (why := refusal(verdict)) else ""
         earlier = f"{count_steps(count)} before" if (count := before(trip.optimizer_step)) else ""
         text = "; ".join(filter(None, (text, refused, earlier)))
-        yield self.books.note(f"first {trip.culprit.state.name.lower()}: {text}; {reason}")
+        yield self.books.note(f"first {trip.culprit.state.name.lower()}: {text}; {reason}", logging.ERROR)
         yield Stop(text, NO_RANK if verdict.rank is None else verdict.rank, trip.time)
 
     def is_heard(self, now: float) -> bool:
