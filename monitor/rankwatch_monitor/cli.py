@@ -84,7 +84,7 @@ COMMANDS = {
 """Each command with its line of help, and examples; ``commands/NAME.py`` has ``add_options(parser)`` and ``main(arguments)``."""
 
 EPILOG = f"""\
-exit codes: 0 success; {EXIT_ERROR} error; {EXIT_USAGE} usage; {EXIT_ABORTED} a verdict stopped the training.
+exit codes: 0 success; {EXIT_ERROR} error; {EXIT_USAGE} usage; {EXIT_ABORTED} rankwatch stopped the training.
 Options are also read from RANKWATCH_<OPTION>, such as RANKWATCH_RUNS_DIR."""
 
 

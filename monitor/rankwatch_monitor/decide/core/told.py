@@ -54,7 +54,7 @@ def report_of(run: Run) -> Report:
         collectives_unkept=run.calls.unkept,
         gaps=run.batches.gaps.all(),
         end=End.FINISHED if ending.decided is None else ending.decided.end,
-        stops_ranks=ending.outcome is Outcome.ABORTED and ending.aborts,
+        stops_ranks=ending.outcome in (Outcome.ABORTED, Outcome.STALLED) and ending.aborts,
     )
 
 
