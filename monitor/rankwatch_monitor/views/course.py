@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+from rankwatch.shared.figures import figure
 from rankwatch.shared.words.text import PHASE_WORDS
 
 from ..decide.core.report import Report
@@ -84,9 +85,8 @@ def _nearest(one: NearestReading) -> str:
 def _grown(one: GrownReading) -> str:
     factor = one.last / one.first
     grew = f"x{factor:.3g}" if factor < 1e6 else f"x{factor:.0e}"
-    return (
-        f"{_name(one)}: {grew}, from {one.first:.2e} in batch {one.first_batch} to {one.last:.2e} in batch {one.last_batch}"
-    )
+    values = f"from {figure(one.first)} in batch {one.first_batch} to {figure(one.last)} in batch {one.last_batch}"
+    return f"{_name(one)}: {grew}, {values}"
 
 
 def _name(one: NearestReading | GrownReading) -> str:

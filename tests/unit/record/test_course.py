@@ -80,7 +80,7 @@ def test_it_is_in_the_report_in_a_few_lines_and_in_the_json(tmp_path: Path) -> N
         "  took       0.0 s, 4 batches a second",
         "  loss       4.5 in batch 0, 0.7 in batch 19 (mean of 2 ranks)",
         "  nearest    up (Linear), output: x65.5 below float16's largest number, on rank 1 in batch 7",
-        "  grew most  up (Linear), weight: x6.12, from 1.00e+00 in batch 0 to 6.12e+00 in batch 19",
+        "  grew most  up (Linear), weight: x6.12, from 1 in batch 0 to 6.12 in batch 19",
         "  noticed    nothing",
         "  steps      none was seen in 20 batches: what changes the weights, if anything does, is not known here",
         "  record     rankwatch report runs/train-1",

@@ -108,7 +108,7 @@ def test_the_closeup_stands_around_the_cause_and_the_command_at_the_end() -> Non
     assert [title for title in titles if title] == in_order.split()
     assert (
         "  operator   aten.exp at model.py:87, in forward: e = torch.exp(scores)\n"
-        "             self (2, 3) float32, abs max 1.00e+03 -> inf\n"
+        "             self (2, 3) float32, abs max 1,000 -> inf\n"
     ) in head
     assert "  recurs     recurred 3 of 3\n" in head
     assert head.endswith("  replay     rankwatch replay runs/train-0\n")
@@ -318,9 +318,9 @@ def test_notices_stand_above_the_culprit_with_one_line_for_each_reading() -> Non
     text = as_text.render(report(verdict(), notices=NOTICES))
     assert (
         "rankwatch: first inf in run train-0\n"
-        "  noticed    ranks 0-3: next to overflow: wo (Linear), output: abs max 4.09e+03 in batch 12 is 6% of float16's "
+        "  noticed    ranks 0-3: next to overflow: wo (Linear), output: abs max 4,090 in batch 12 is 6% of float16's "
         "largest number and grows by x2 a batch: about 4 batches are left\n"
-        "             rank 7: next to overflow: wi (Linear), output: abs max 4.09e+03 in batch 12 is 6% of float16's "
+        "             rank 7: next to overflow: wi (Linear), output: abs max 4,090 in batch 12 is 6% of float16's "
         "largest number and grows by x1.19 a batch: about 16 batches are left\n"
         "             ranks 0, 2-3: underflow: wi (Linear), weight.grad: 50% of the elements are zero in batch 12, "
         "a share that grows since batch 4\n"
@@ -331,14 +331,14 @@ def test_notices_stand_above_the_culprit_with_one_line_for_each_reading() -> Non
 def test_where_ranks_differ_the_line_says_whose_numbers_it_has() -> None:
     told = report(None, notices=(RankNotice(1, NEAR), RankNotice(0, replace(NEAR, value=2000.0))))
     (line,) = as_text.noticed(told).values()
-    assert line.startswith("ranks 0-1 (worst: rank 1): next to overflow: wo (Linear), output: abs max 4.09e+03")
+    assert line.startswith("ranks 0-1 (worst: rank 1): next to overflow: wo (Linear), output: abs max 4,090")
 
 
 def test_a_run_without_a_verdict_shows_its_notices_too() -> None:
     finished = as_text.render(report(None, Outcome.FINISHED, notices=NOTICES[4:5]))
     assert finished == (
         "rankwatch: run train-0 finished: 8 ranks, 150 batches, no inf or nan\n"
-        "  noticed    rank 7: next to overflow: wi (Linear), output: abs max 4.09e+03 in batch 12 is 6% of float16's "
+        "  noticed    rank 7: next to overflow: wi (Linear), output: abs max 4,090 in batch 12 is 6% of float16's "
         "largest number and grows by x1.19 a batch: about 16 batches are left\n"
     )
     assert "  noticed    rank 7: next" in as_text.render(report(None, Outcome.FAILED, notices=NOTICES[4:5]))
@@ -369,7 +369,7 @@ def test_notices_in_json() -> None:
         "rank": 0, "kind": "headroom", "module": "wo", "module_class": "Linear", "reading": "output", "dtype": "float16",
         "since": 10, "batch": 12, "value": 4094.0, "growth": 1.0, "batches_left": parsed["notices"][0]["batches_left"],
         "why": "",
-        "text": "next to overflow: wo (Linear), output: abs max 4.09e+03 in batch 12 is 6% of float16's largest number "
+        "text": "next to overflow: wo (Linear), output: abs max 4,090 in batch 12 is 6% of float16's largest number "
         "and grows by x2 a batch: about 4 batches are left",
     }  # fmt: skip
     assert parsed["notices"][1]["batches_left"] is None
