@@ -186,8 +186,8 @@ def test_several_nodes_and_their_tuning(tmp_path: Path) -> None:
     assert codes == [0, 0]
     assert daemon.returncode == 0
     replicas = r"  replicas   equal at step \d+ \(all 4 parameters, 4 ranks\), compared \d+ times\n"
-    record = r"  record     rankwatch report \S+/train-0\n\n"
-    course = r"  took       \S+( s)?, \S+ batches a second\n  loss       .*\n(  (nearest|grew most) .*\n)*"
+    record = r"  record     rankwatch report \S+/train-0 --all\n\n"
+    course = r"  took       \S+( s)?, \S+ batches a second, .* UTC\n  loss       .*\n(  (nearest|grew most) .*\n)*"
     told = rf"{course}{replicas}  noticed    nothing\n  steps      .*\n{record}"
     assert re.fullmatch(rf"rankwatch: run train-0 finished: 4 ranks, \d+ batches, no inf or nan\n{told}", out)
     assert not (tmp_path / "shared" / "rankwatch.json").exists()

@@ -41,6 +41,7 @@ def find_course(record: RunRecord, world_size: int) -> Course:
         nearest=_nearest(record),
         grown=_grown(record),
         steps=int(last["step"].max()) - int(first["step"].min()) if len(first) and len(last) else None,
+        began=record.began(),
     )
 
 

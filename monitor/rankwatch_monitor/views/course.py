@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from rankwatch.shared.figures import figure
@@ -18,11 +18,34 @@ def fields(report: Report) -> list[tuple[str, str]]:
     if course is None:
         return []
     pace = f", {course.pace:.3g} batches a second" if course.pace is not None else ""
-    found = [("took", f"{_clock(course.seconds)}{pace}")]
+    found = [("took", f"{_clock(course.seconds)}{pace}{_since(course)}")]
     found += [("loss", _loss(course) + _as_given(course, report.batches))] if course.first_loss is not None else []
     found += [("nearest", _nearest(course.nearest))] if course.nearest is not None else []
     found += [("grew most", _grown(course.grown))] if course.grown is not None else []
     return found
+
+
+LABELS = "took", "loss", "nearest", "grew most"
+
+
+def state(report: Report) -> list[tuple[str, str]]:
+    """How far a run came, in a line."""
+    course = report.course
+    if course is None:
+        return []
+    far = [f"{report.batches} batch{'es' if report.batches != 1 else ''}"]
+    if course.steps and abs(report.batches - course.steps) > 1:  # else there is one a batch
+        far.append(f"{course.steps} step{'s' if course.steps != 1 else ''}")
+    if course.first_loss is not None and course.last_loss is not None:
+        far.append(f"loss {course.first_loss.loss:.3g} -> {course.last_loss.loss:.3g}")
+    return [("state", f"{', '.join(far)}; {_clock(course.seconds)}{_since(course)}")]
+
+
+def _since(course: Course) -> str:
+    if not course.began:
+        return ""
+    began = datetime.fromtimestamp(course.began, timezone.utc)
+    return f", {began:%Y-%m-%d %H:%M} UTC"
 
 
 def steps(report: Report) -> list[tuple[str, str]]:

@@ -169,7 +169,7 @@ def test_scancel(slurm: Slurm, tmp_path: Path) -> None:
     job = Submitted(slurm, tmp_path, quick(tmp_path)).train()
     slurm.run("scancel", job.id)
     assert job.wait()[0] == "CANCELLED"
-    until(lambda: f"run train-{job.id}-0 aborted\n  reason     stopped by SIGTERM" in job.output)
+    until(lambda: f"run train-{job.id}-0 aborted: stopped by SIGTERM" in job.output)
 
 
 def test_a_job_near_its_time_limit_is_requeued_and_then_finishes(slurm: Slurm, tmp_path: Path) -> None:
@@ -230,7 +230,7 @@ def test_a_node_that_is_killed(slurm: Slurm, hosts: Hosts, tmp_path: Path) -> No
         assert state in ("FAILED", "NODE_FAIL")
         assert job.report()["outcome"] == "lost"
         assert [row["state"] for row in job.report()["ranks"]] == ["aborted"] * 2 + ["lost"] * 2
-        assert f"run train-{job.id}-0 lost\n  reason     rank" in job.output
+        assert f"run train-{job.id}-0 lost: rank" in job.output
     finally:
         slurm.boot("node1")
         slurm.until_idle()

@@ -102,7 +102,7 @@ def describe_precision(precision: tuple[Precision, ...], trained_in: str = "") -
     text = "; ".join(f"{state} in {' and '.join(dtypes)}{value}" for (state, value), dtypes in groups.items())
     largest = max((one.abs_max for one in precision if one.state is State.FINITE), default=0.0)
     if largest > DTYPE_MAX.get(trained_in, math.inf):
-        text += f" ({trained_in} ends at {end_of(trained_in)})"
+        text = f"{text.replace('abs max ', '')} ({trained_in} ends at {end_of(trained_in)})"
     is_bad = all(one.state in NON_FINITE for one in precision)
     has_highest = any(one.dtype == _HIGHEST for one in precision)
     return f"bad in every precision: {text}" if is_bad and has_highest else text

@@ -244,6 +244,11 @@ class Report:
         return "" if self.stall is None else self.stall.text
 
     @property
+    def others(self) -> list[RankRow]:
+        """The ranks that are to acknowledge the abort."""
+        return [row for row in self.ranks if row.state not in (RankState.FAILED, RankState.LOST)]
+
+    @property
     def batches(self) -> int:
         """How many batches the furthest rank has begun."""
         return max((row.last_batch for row in self.ranks), default=-1) + 1

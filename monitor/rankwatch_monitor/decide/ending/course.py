@@ -42,8 +42,8 @@ class GrownReading(NamedTuple):
 
 
 class Course(NamedTuple):
-    """``seconds``: from its first event to its last one. ``pace``: batches a second. ``steps``: optimizer steps between its first
-    batch and its last one. None: not known.
+    """``seconds``: from its first event, at the Unix time ``began`` (0: not known), to its last one. ``pace``: batches a second.
+    ``steps``: optimizer steps between its first batch and its last one. None: not known.
     """
 
     seconds: float
@@ -53,3 +53,4 @@ class Course(NamedTuple):
     nearest: NearestReading | None
     grown: GrownReading | None
     steps: int | None = None
+    began: float = 0.0

@@ -154,7 +154,7 @@ def test_a_stall_stops_the_others_where_that_was_asked_for() -> None:
     (published,) = [effect for effect in at.take() if isinstance(effect, Publish)]
     assert published.report.outcome is Outcome.STALLED
     text = as_text.render(published.report)
-    assert text.startswith("rankwatch: run train-0 stalled\n  reason     rank 1 of 2 (node0, local rank 1) stalled: ")
+    assert text.startswith("rankwatch: run train-0 stalled: rank 1 of 2 (node0, local rank 1): no progress for 10 s")
     assert text.count("stalled:") == 1
 
 
