@@ -193,7 +193,7 @@ def test_several_nodes_and_their_tuning(tmp_path: Path) -> None:
     assert not (tmp_path / "shared" / "rankwatch.json").exists()
     changes = [
         "every 10",
-        "modules encoder.*, head; ignore *.rotary; check async",
+        "modules 0, 2; ignore 1:output; check async",
         "trace batches 5000, 5001",
         "every 1; modules all; ignore nothing",
     ]
