@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from rankwatch.shared.types import messages
 from rankwatch.shared.words.brief import brief, is_of_a_collective
+from rankwatch.shared.words.text import describe_culprit
 
 from ..calls.differs import Explain
 from ..core.books import Books, Desk, Stop
@@ -208,8 +209,9 @@ class EndingDesk(Desk):
         match entry.fact:
             case Decided() as decided:
                 self.state = self.state.decide_as(decided, entry.now)
-                if decided.abort and (self.abort.message is None or self.abort.message.reason != decided.reason):
-                    self.abort.begin(self._make_abort(Stop(decided.reason)), entry.now)
+                abort = self._make_abort(Stop(decided.reason))
+                if decided.abort and (self.abort.message is None or self.abort.message.reason != abort.reason):
+                    self.abort.begin(abort, entry.now)
                     self.holding.begin(entry.now)
             case Skipped(so_far=so_far):
                 self.state = replace(self.state, left_out=so_far)
@@ -247,11 +249,14 @@ class EndingDesk(Desk):
 
     def _make_abort(self, stop: Stop) -> messages.Abort:
         options, verdict = self.books.options, self.books.verdict
-        abort = messages.Abort(stop.reason, stop.culprit, stop.tripped_at, options.abort_grace, options.hold_limit)
+        clause = stop.reason.partition("; ")[0]  # each rank says it, and torchrun says it again: the report has all
+        abort = messages.Abort(clause, stop.culprit, stop.tripped_at, options.abort_grace, options.hold_limit)
         if verdict is None:
             return abort
-        module, batch = verdict.trip.frame.spec.module, verdict.trip.position.batch
-        return replace(abort, batch=batch, module=module, cause=verdict.cause.value)
+        trip = verdict.trip
+        clause = f"{describe_culprit(verdict.who(self.books.ranks[verdict.tripped].name), trip)} ({verdict.cause.value})"
+        where = {"batch": trip.position.batch, "module": trip.frame.spec.module}
+        return replace(abort, reason=clause, cause=verdict.cause.value, **where)
 
     def _named(self, effects: Iterator[Effect]) -> Iterator[Effect]:
         """With the run's id in front of each note."""

@@ -23,6 +23,14 @@ def test_a_verdict_is_an_error() -> None:
     assert told(desk, logging.ERROR)[0].startswith("first inf: rank 0 of 1 (node0, local rank 0), batch 3: ")
 
 
+def test_the_ranks_say_the_verdict_in_one_clause() -> None:
+    desk = connected(2)
+    desk.receive((0, 1), messages.Tripped(1, makers.trip(at=(3, 0, 1))))
+    (reason,) = {abort.reason for abort in desk.sent(1, messages.Abort)}
+    assert reason == "no single rank (ranks 0-1 of 2 at once), batch 3: layer (Linear), output: inf (overflow)"
+    assert desk.run.report().reason.startswith(reason.removesuffix(")"))
+
+
 def test_a_failure_is_an_error_at_once_and_once() -> None:
     desk = connected(2)
     desk.receive(1, messages.Bye(1, "failed", "KeyError: 'x'", at="train.py:4 in load"))
