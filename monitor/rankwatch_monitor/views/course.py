@@ -25,7 +25,9 @@ def fields(report: Report) -> list[tuple[str, str]]:
     return found
 
 
-LABELS = "took", "loss", "nearest", "grew most"
+MOST_HOSTS = 8
+
+LABELS = "took", "loss", "nearest", "grew most", "command", "options", "commit", "versions", "wandb", "hosts"
 
 
 def state(report: Report) -> list[tuple[str, str]]:
@@ -39,6 +41,14 @@ def state(report: Report) -> list[tuple[str, str]]:
     if course.first_loss is not None and course.last_loss is not None:
         far.append(f"loss {course.first_loss.loss:.3g} -> {course.last_loss.loss:.3g}")
     return [("state", f"{', '.join(far)}; {_clock(course.seconds)}{_since(course)}")]
+
+
+def made_with(report: Report) -> list[tuple[str, str]]:
+    """With what the run was made."""
+    told = [(label, text) for label, _, text in (line.partition(": ") for line in report.made_with)]
+    hosts = list(dict.fromkeys(row.host for row in report.ranks if row.host))
+    more = [f"and {len(hosts) - MOST_HOSTS} more"] if len(hosts) > MOST_HOSTS else []
+    return [*told, ("hosts", ", ".join([*hosts[:MOST_HOSTS], *more]))] if told else []
 
 
 def _since(course: Course) -> str:

@@ -7,6 +7,7 @@ import shlex
 from pathlib import Path
 from typing import TypeAlias
 
+from rankwatch.shared.printable import printable
 from rankwatch.shared.types.action import RESTARTS, Action
 from rankwatch.shared.types.frame import NO_STAGE
 from rankwatch.shared.types.notice import NoticeKind, describe_notice
@@ -92,6 +93,7 @@ def _of_verdict(report: Report, verdict: Verdict, stack_lines: int | None) -> li
         *stalls.fields(report, stack_lines),
         *collectives.fields(report),
         *course.fields(report)[:2],
+        *course.made_with(report),
         *closeup.replay(report, verdict),
     ]
 
@@ -141,7 +143,7 @@ def render_so_far(report: Report, *, is_alive: bool = True) -> str:
 
 def command_of(run: Path) -> str:
     """The command that shows all of a report, from any folder."""
-    return shlex.join(["rankwatch", "report", str(run.absolute()), "--all"])
+    return printable(shlex.join(["rankwatch", "report", str(run.absolute()), "--all"]))
 
 
 def _record(command: str) -> list[tuple[str, str]]:
@@ -176,6 +178,7 @@ def _render_ending(report: Report, record: str, stack_lines: int | None) -> str:
                 *lapses,
                 *course.steps(report),
                 *skipped.fields(report),
+                *([] if record else course.made_with(report)),
                 *_record(record),
             ],
         )
@@ -191,6 +194,7 @@ def _render_ending(report: Report, record: str, stack_lines: int | None) -> str:
     if report.acknowledged_in is not None:
         fields.append(("abort", _acknowledgements(report)))
     told = re.sub(rf" (?:was |were )?{report.outcome.value}: ", ": ", told, count=1)  # it is said before
+    fields += course.made_with(report)
     title = f"run {report.run} {report.outcome.value}: {told}"
     if not record:
         return format_head(title, fields)

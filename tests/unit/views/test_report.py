@@ -443,3 +443,21 @@ def test_ranks_are_named_in_spans() -> None:
     assert name_spans([2, 0, 1]) == "ranks 0-2"
     assert name_spans([5, 0, 1, 9]) == "ranks 0-1, 5, 9"
     assert name_spans(list(range(0, 40, 2))) == "ranks 0, 2, 4, 6, 8, 10, 12, 14 and 12 more"
+
+
+def test_every_report_says_with_what_its_run_was_made() -> None:
+    lines = ("command: train.py --lr 1e-3", "options: every=10", "commit: 1a0b0b1d, with changes", "versions: torch 2.13.0")
+    for of, outcome in (
+        (verdict(), Outcome.ABORTED),
+        (None, Outcome.FINISHED),
+        (None, Outcome.LOST),
+        (None, Outcome.FAILED),
+    ):
+        told = report(of, outcome, made_with=lines)
+        text = as_text.render(told)
+        assert "\n  command    train.py --lr 1e-3\n  options    every=10\n  commit     1a0b0b1d, with changes\n" in text
+        assert "\n  hosts      node0, node1\n" in text
+        made_with = as_json.to_dict(told)["made_with"]
+        assert (made_with["commit"], made_with["hosts"]) == ("1a0b0b1d, with changes", "node0, node1")
+        assert "  command " not in as_text.render(told, record="rankwatch report r --all")
+    assert as_json.to_dict(report(verdict()))["made_with"] is None

@@ -67,7 +67,7 @@ class Intake:
                 self.ending.abort.unacknowledged.add(rank.number)
         if run.tuning != NO_CHANGE:
             yield Send(peer, messages.Tune(run.id, run.tuning))  # before WELCOME: the rank's first batch obeys it
-        folder = f"{run.options.runs_dir}/{run.id}" if run.options.runs_dir else ""
+        folder = run.options.folder_of(run.id)
         known = run.options.heartbeat, run.options.decision_window, rank.stored
         rank.untold = 0
         yield Send(peer, messages.Welcome(run.id, *known, folder, run.options.host, run.options.window))

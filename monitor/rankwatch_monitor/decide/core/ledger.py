@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeAlias
 
 from rankwatch.shared.bounded import BoundedDict
 from rankwatch.shared.link import wire
+from rankwatch.shared.printable import printable
 from rankwatch.shared.system.identity import safe_name
 from rankwatch.shared.types import messages
 from rankwatch.shared.types.frame import FrameTable
@@ -320,9 +321,10 @@ class Ledger:
         is_new = run is None
         if run is None:
             run = self._open(hello, bound)
-            yield Note(
-                f"run {run.id}: {hello.world_size} rank{'s' * (hello.world_size != 1)}, first heard of on {hello.host}"
-            )
+            ranks = f"{hello.world_size} rank{'s' * (hello.world_size != 1)}"
+            where = self._options.folder_of(run.id)
+            told = f"; its record goes to {printable(where)}, and with capsule=on its capsules" if where else ""
+            yield Note(f"run {run.id}: {ranks}, first heard of on {hello.host}{told}")
             if hello.world_size > self._options.room:
                 yield Note(
                     f"run {run.id}: only {self._options.room} ranks can connect, for want of file descriptors: "

@@ -235,6 +235,8 @@ class Report:
     """The run's folder; empty while it is not known."""
     end: End = End.FINISHED
     """As it looks so far."""
+    made_with: tuple[str, ...] = ()
+    """Command, options, commit and versions, as rank 0 tells them: a line each."""
     follows: str = ""
     """The run of another model of the same processes that ended badly just before: this is the same failure."""
 

@@ -255,8 +255,8 @@ class EndingDesk(Desk):
             return abort
         trip = verdict.trip
         clause = f"{describe_culprit(verdict.who(self.books.ranks[verdict.tripped].name), trip)} ({verdict.cause.value})"
-        where = {"batch": trip.position.batch, "module": trip.frame.spec.module}
-        return replace(abort, reason=clause, cause=verdict.cause.value, **where)
+        module, batch = trip.frame.spec.module, trip.position.batch
+        return replace(abort, reason=clause, batch=batch, module=module, cause=verdict.cause.value)
 
     def _named(self, effects: Iterator[Effect]) -> Iterator[Effect]:
         """With the run's id in front of each note."""
