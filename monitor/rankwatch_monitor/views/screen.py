@@ -75,8 +75,9 @@ def _shortened(fields: Fields) -> Iterator[Fields]:
 
 
 def _without(fields: Fields, labels: Sequence[str]) -> Iterator[Fields]:
+    """The first field leads: it stays."""
     for label in labels:
-        yield (fields := [field for field in fields if field[0] != label])
+        yield (fields := [*fields[:1], *(field for field in fields[1:] if field[0] != label)])
 
 
 def clip(text: str, rows: int) -> str:

@@ -152,7 +152,7 @@ def test_an_overflow_on_the_second_node(slurm: Slurm, tmp_path: Path) -> None:
     assert job.wait() == ("FAILED", "77:0")
     verdict = job.report()["verdict"]
     assert (verdict["rank"], verdict["host"], verdict["module"]) == (3, "node1", "square")
-    assert f"first inf in run train-{job.id}-0\n  culprit    rank 3 of 4 (node1, local rank 1)" in job.output
+    assert f"first inf in run train-{job.id}-0: rank 3, batch " in job.output
     assert job.report()["acknowledged_in"] is not None
 
 
@@ -258,7 +258,7 @@ def test_a_collector_on_the_head_node(slurm: Slurm, hosts: Hosts, tools: dict[st
         finally:
             collector.terminate()
     assert job.report()["verdict"]["host"] == "node1"
-    assert f"first inf in run train-{job.id}-0\n  culprit    rank 3 of 4 (node1, local rank 1)" in job.output
+    assert f"first inf in run train-{job.id}-0: rank 3, batch " in job.output
     assert "not requeued, after 0 times: fix-code" in job.output
 
 

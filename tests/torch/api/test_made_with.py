@@ -27,7 +27,8 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def told(**options: object) -> dict[str, str]:
-    return dict(line.split(": ", 1) for line in made_with(Config(**options)))  # type: ignore[arg-type]
+    lines = made_with(Config(**options))  # type: ignore[arg-type]
+    return {name: text for name, _, text in (line.partition(": ") for line in lines)}
 
 
 def git(folder: Path, *words: str) -> str:
