@@ -15,13 +15,13 @@ SHORTEST = 1e-3
 def figure(value: float) -> str:
     """Three digits of it, as many as a reader compares."""
     if not math.isfinite(value) or value == 0:
-        return f"{value:g}"
+        return f"{value + 0.0:g}"
     short = float(f"{value:.3g}")
     if 1000 <= abs(short) < LONGEST:
         return f"{short:,.0f}"
     if SHORTEST <= abs(short) < LONGEST:
         return f"{short:g}"
-    digits, _, exponent = f"{short:.2e}".partition("e")
+    digits, _, exponent = f"{value:.2e}".partition("e")  # rounded, the largest float64 is none
     return f"{digits.rstrip('0').rstrip('.')}e{int(exponent)}"
 
 

@@ -26,6 +26,8 @@ from rankwatch.shared.words.closeup_text import describe_precision
         (1.25e-6, "1.25e-6"),
         (1.2e6, "1.2e6"),
         (3.4028e38, "3.4e38"),
+        (1.7976931348623157e308, "1.8e308"),
+        (-1.7976931348623157e308, "-1.8e308"),
         (math.inf, "inf"),
     ],
 )
