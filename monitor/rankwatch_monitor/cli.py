@@ -84,7 +84,7 @@ COMMANDS = {
 """Each command with its line of help, and examples; ``commands/NAME.py`` has ``add_options(parser)`` and ``main(arguments)``."""
 
 EPILOG = f"""\
-exit codes: 0 success; {EXIT_ERROR} error; {EXIT_USAGE} usage; {EXIT_ABORTED} a verdict stopped the training.
+exit codes: 0 success; {EXIT_ERROR} error; {EXIT_USAGE} usage; {EXIT_ABORTED} rankwatch stopped the training.
 Options are also read from RANKWATCH_<OPTION>, such as RANKWATCH_RUNS_DIR."""
 
 
@@ -145,6 +145,14 @@ class _Lines(logging.Formatter):
         return paragraph(super().format(record))
 
 
+MOST_FLAGS = 8
+"""Options in the usage that an error prints: more of them hide what was wrong."""
+
+USUAL_FLAGS = (
+    "--runs-dir", "--connection-file", "--stall-after", "--on-stall", "--on-desync", "--on-verdict", "--on-bad-step", "--frames",
+)  # fmt: skip
+"""Those that are shown of a command with more."""
+
 _MISTYPED = re.compile(r"invalid choice: '([^']+)'|^unrecognized arguments: (?:.*? )??(-[^ =]+)")
 
 
@@ -166,8 +174,18 @@ class _Parser(argparse.ArgumentParser):
         meant = self._meant(wrong[1] or wrong[2]) if wrong else ""
         hint = f"; did you mean {meant}?" if meant else ""
         self._print_message(f"{self.prog}: error: {printable(message)}{hint}\n", sys.stderr)
-        self.print_usage(sys.stderr)
+        self._print_message(self._short_usage(), sys.stderr)
         self.exit(EXIT_USAGE)
+
+    def _short_usage(self) -> str:
+        """The usage with few of the options, where there are many."""
+        flags = [one for one in self._actions if one.option_strings and not one.required and one.dest != "help"]
+        if len(flags) <= MOST_FLAGS:
+            return self.format_usage()
+        hidden = [one for one in flags if one.option_strings[0] not in USUAL_FLAGS]
+        formatter = self._get_formatter()
+        formatter.add_usage(self.usage, [one for one in self._actions if one not in hidden], self._mutually_exclusive_groups)
+        return f"{formatter.format_help()}{len(hidden)} more options: {self.prog} --help\n"
 
     def _meant(self, word: str) -> str:
         """The option, or the choice, that may have been meant: one that begins with this word, or else one that is like it."""

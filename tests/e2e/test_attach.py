@@ -82,7 +82,7 @@ def test_a_rank_that_fails_says_where(tmp_path: Path) -> None:
     assert job.report["reason"].endswith(f"failed: {words}, at fails.py:16 in train")
     failed = job.report["ranks"][1]
     assert (failed["farewell"], failed["farewell_at"]) == (words, "fails.py:16 in train")
-    assert f"failed: {words}, at fails.py:16 in train\n" in (job.run_dir / "report.txt").read_text()
+    assert f": {words}, at fails.py:16 in train\n" in (job.run_dir / "report.txt").read_text()
 
 
 @pytest.mark.slow

@@ -66,7 +66,7 @@ def test_what_nobody_waits_for_is_told_while_the_run_goes_on(name: str, tmp_path
     run = job.report["run"]["id"]
     assert job.stderr.count(f"WARNING rankwatch: run {run}: {found['text']}\n") == 1
     assert f"\n  calls      {found['text']}\n" in (job.run_dir / "report.txt").read_text()
-    assert f"\n  calls      {found['text']}\n" in commands.run("report", str(job.run_dir)).stdout  # from the record
+    assert f"\n  calls      {found['text']}\n" in commands.run("report", str(job.run_dir), "--all").stdout  # from the record
     event = json.loads(told.read_text())
     assert (event["event"], event["text"]) == ("collectives", found["text"])
 

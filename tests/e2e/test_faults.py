@@ -360,7 +360,7 @@ def test_a_full_disk_costs_the_record_and_nothing_else(site: Site, small_disk: P
         site.train(60, to=63)
         until(lambda: "cannot write run train-0 (the disk was full); it is tried again" in site.log)
         trip_stops_all(site, culprit=1)
-        until(lambda: "rankwatch: first inf in run train-0\n  culprit    rank 1 of 2" in site.out)
+        until(lambda: "rankwatch: first inf in run train-0: rank 1, batch " in site.out)
         assert "not on record: the disk was full" in site.out
         assert site.end() == 0
     assert "what came last of run train-0 is not in its record: the disk was full" in site.log
@@ -390,7 +390,7 @@ def test_a_run_that_begins_on_a_read_only_disk_gets_a_verdict_without_a_folder(s
     site.start(2, RANKWATCH_TRACE_BATCH_NUMS="1,2")
     site.train(3)
     trip_stops_all(site, culprit=0)
-    until(lambda: "rankwatch: first inf in run train-0\n  culprit    rank 0 of 2" in site.out)
+    until(lambda: "rankwatch: first inf in run train-0: rank 0, batch " in site.out)
     assert site.end() == 0
     assert "cannot write run train-0 (the file system is read-only)" in site.log
     assert "Traceback" not in site.log
@@ -463,7 +463,7 @@ def test_a_rank_whose_output_is_full_still_trips(site: Site) -> None:
         assert rank.ask("batches", 3) == 3
         assert "Traceback" not in rank.errors
     trip_stops_all(site, culprit=1)
-    until(lambda: "rankwatch: first inf in run train-0\n  culprit    rank 1 of 2" in site.out)
+    until(lambda: "rankwatch: first inf in run train-0: rank 1, batch " in site.out)
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ def test_a_run_is_archived_when_it_is_over(archived: tuple[Job, str]) -> None:
     job, url = archived
     assert job.code == 77
     assert (job.run_dir / "archived").read_text() == f"{url}\n"
-    assert job.stdout.endswith(f"  record     rankwatch report {job.run_dir}\n")  # the verdict is still the last
+    assert job.stdout.endswith(f"  record     rankwatch report {job.run_dir} --all\n")  # the verdict is still the last
     found = json.loads(rankwatch("fleet", url, "--json"))
     assert (found["runs"], found["outcomes"]) == (1, {"aborted": 1})
     assert found["hosts"]["count"] == 1

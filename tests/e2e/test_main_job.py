@@ -35,8 +35,9 @@ def test_overflow_on_one_rank(bad: Job) -> None:
     }  # fmt: skip
     assert job.left_behind == []
     # The report is the last text on the screen, and torchrun's summary names the culprit.
-    assert "rankwatch: first inf in run bad-0\n  culprit    rank 1 of 4" in job.stdout
-    assert "4 of 4 ranks answered; the other 3 were finite here" in job.stdout
+    assert "rankwatch: first inf in run bad-0: rank 1, batch 5, blocks.2.square, output (" in job.stdout
+    assert "\n  culprit    rank 1 of 4" in job.stdout
+    assert "4 of 4 ranks answered; the other 3 were finite here" in (job.run_dir / "report.txt").read_text()
     assert "rank      : 1 (local_rank: 1)" in job.root_cause, job.stderr
     assert "exitcode  : 77" in job.root_cause
     assert "blocks.2.square (Square), output: inf" in job.root_cause
@@ -66,9 +67,9 @@ def test_the_report_is_printed_again(tmp_path: Path) -> None:
     job = run_job(tmp_path, forked("train.py", "overflow_at_once"))
     assert (job.verdict["batch"], job.verdict["optimizer_step"], job.verdict["frame"]) == (0, 0, 1)
     assert job.verdict["frames_in_batch"] in (None, 14)  # rank 0 may or may not have reached the end of the batch
-    for option, name in (([], "report.txt"), (["--json"], "report.json")):
+    for option, name in ((["--all"], "report.txt"), (["--json"], "report.json")):
         assert rankwatch("report", str(job.run_dir), *option) == (job.run_dir / name).read_text()
-    assert (job.run_dir / "report.txt").read_text() in job.stdout
+    assert rankwatch("report", str(job.run_dir)) in job.stdout
 
 
 @pytest.mark.slow

@@ -358,7 +358,7 @@ def test_the_close_up_is_on_the_page_and_in_the_file(tmp_path: Path) -> None:
             browser.open("/run/train-1") if address is None else browser.driver.get(address)
             browser.shows("aten.exp at model.py:87, in forward: e = torch.exp(scores)\nself (2, 3) float32", ".panel")
             browser.shows("recurred 3 of 3", ".panel")
-            browser.shows("finite in float32: abs max 1.20e+05; inf in float64", ".panel")
+            browser.shows("finite in float32: abs max 120,000; inf in float64", ".panel")
             browser.shows(f"rankwatch replay {run}", ".panel code")
             assert not browser.complaints()
 

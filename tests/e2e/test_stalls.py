@@ -14,6 +14,7 @@ import commands
 from browser import browsing, needed
 from collectors import until
 from jobs import RANKWATCH, environment, forked, run_job, torchrun
+from rankwatch.errors import EXIT_ABORTED
 
 pytestmark = pytest.mark.e2e
 
@@ -80,10 +81,12 @@ def test_the_report_of_a_run_that_a_stall_stopped_has_both_stacks(tmp_path: Path
         env={"STALL_FILE": str(tmp_path / "never")},
     )
     assert job.report["outcome"] == "stalled"
+    assert job.code == EXIT_ABORTED
+    assert "rank      : 1 (local_rank: 1)\n" in job.stderr.partition("Root Cause")[2]
     assert {stack["rank"]: stack["why_not"] for stack in job.report["stall"]["stacks"]} == {1: "", 0: ""}
-    for text in (job.stderr, job.stdout, (job.run_dir / "report.txt").read_text()):
+    for text in (job.stderr, (job.run_dir / "report.txt").read_text()):
         assert stacks_in(text)
-    assert "main thread" in job.stdout
+    assert "stalled: rank 1 of 2" in job.stdout
     again = commands.run("report", str(job.run_dir), "--frames", "100").stdout  # from the record
     assert stacks_in(again)
 

@@ -98,7 +98,7 @@ def test_as_lines(training: Training) -> None:
     assert "train-0: aborted: rank 1 of 2 (" in rest
     assert "rankwatch: first inf in run train-0" in rest
     assert "frame 7 of 14" in rest
-    assert "     inf output\n\nrankwatch: first inf in run train-0\n" in rest
+    assert "     inf output\n\nrankwatch: first inf in run train-0: rank " in rest
     assert rest.splitlines()[-1].startswith("  replay     rankwatch replay ")
     assert "\x1b" not in rest
 

@@ -134,7 +134,7 @@ def test_one_rank_and_one_batch_from_near(bad: Job) -> None:
     assert "the culprit, batch 5" in rankwatch("report", run, "--rank", "1")
     assert asked("--rank", "0")["trip"] is None
 
-    written, short = rankwatch("report", run), rankwatch("report", run, "--frames", "1")
+    written, short = rankwatch("report", run, "--all"), rankwatch("report", run, "--frames", "1")
     assert written == (Path(run) / "report.txt").read_text()
     assert short.rsplit("\n\n", 1)[1] == written.rsplit("\n\n", 1)[1]
     assert "Last 1 forward frames:\n" in short
@@ -146,7 +146,7 @@ def test_every_view_of_a_run_of_four_ranks(bad: Job, tmp_path: Path) -> None:
     run = str(bad.run_dir)
     assert bad.verdict["rank"] == 1
     whole = (bad.run_dir / "report.txt").read_text()
-    assert rankwatch("report", run) == whole
+    assert rankwatch("report", run, "--all") == whole
     assert "rank 3 of 4" in rankwatch("report", run, "--rank", "3")
     assert "batch 4 of rank 3 of 4" in rankwatch("report", run, "--rank", "3", "--batch", "4")
     assert "right      rank 3, batch" in rankwatch("diff", run, "--rank", "2", "--rank", "3")

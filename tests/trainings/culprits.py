@@ -549,7 +549,7 @@ spoilt(**{**AFTER, "state": "inf"}, rank=1, also=[], says="no other rank's gradi
     certainty="complete",
     reading="bias.grad (summed)",
     also=[0],
-    says="the bias.grad of each forward in this step was finite, and their sum is inf: float16 ends at 6.55e+04",
+    says="the bias.grad of each forward in this step was finite, and their sum is inf: float16 ends at 65,504",
 )
 def gradients_that_float16_cannot_add() -> Training:
     """Those of four forwards, each of which is half of what float16 holds."""

@@ -19,11 +19,13 @@ from ..rerun.capsule.gpu_name import gpu_of
 from ..shared.link import connection as connections
 from ..shared.system.identity import Identity, unnamed_job
 from ..shared.system.resources import lack
+from ..shared.types.config import Config
 from ..shared.types.frame import Whereabouts
 from ..shared.words.text import describe_rank
 from ..tell import rank_process as seat
 from ..tell.departure import DEPARTURE
 from ..touch.patched import patch, remove_our_frame
+from .made_with import made_with
 from .registry import open_watches
 
 if TYPE_CHECKING:  # imported with the first connection: without a collector, no zmq is needed
@@ -91,7 +93,7 @@ class Speaker:
             watch.on_tune(tune)
 
 
-def speaker_for(watch: Linked, model: nn.Module, source: str, who: Identity, stage: int) -> Speaker | None:
+def speaker_for(watch: Linked, model: nn.Module, config: Config, who: Identity, stage: int) -> Speaker | None:
     """A link to the collector of this connection file, or None where none can be made: the training goes on without it.
 
     Raises:
@@ -101,7 +103,7 @@ def speaker_for(watch: Linked, model: nn.Module, source: str, who: Identity, sta
     why = lack()
     if not why:
         try:
-            return _link_to(watch, model, source, who, stage, name)
+            return _link_to(watch, model, config, who, stage, name)
         except (OSError, MemoryError, RuntimeError, SystemError) as error:  # of descriptors, memory or threads
             why = repr(error)
         except connections.OthersFileError as error:
@@ -140,13 +142,14 @@ def _watch_group() -> None:
         patch(torch.distributed, name, _observing)
 
 
-def _link_to(watch: Linked, model: nn.Module, source: str, who: Identity, stage: int, name: str) -> Speaker:
+def _link_to(watch: Linked, model: nn.Module, config: Config, who: Identity, stage: int, name: str) -> Speaker:
     from ..shared.link import wire
     from ..shared.types import messages
     from ..tell.agreement import start_of
     from ..tell.link import Link
 
     _watch_group()
+    source = config.connection or ""
     device = next((parameter.device for parameter in model.parameters()), None)
     connection = connections.read(source)
     fixed = connection.job if connection.for_job_alone else ""
@@ -165,6 +168,7 @@ def _link_to(watch: Linked, model: nn.Module, source: str, who: Identity, stage:
         model=speaker.model,
         launch=os.environ.get("RANKWATCH_LAUNCH", ""),
         earlier=start.earlier,
+        made_with=made_with(config) if who.rank == 0 else (),
     )
     link = speaker.link = Link(connection, hello, speaker, source)
     speaker.speak_for(watch)

@@ -92,7 +92,7 @@ class Watch:
                 self._speak_by(speaker)
                 speaker.speak_for(self)
             elif config.connection is not None:
-                self._speak_by(speaker_for(self, model, config.connection, who, self._stage))
+                self._speak_by(speaker_for(self, model, config, who, self._stage))
         except BaseException:
             if isinstance(detector := vars(self).get("_detector"), Detector):
                 detector.remove()

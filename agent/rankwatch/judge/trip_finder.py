@@ -16,6 +16,7 @@ from ..measure.extremes import NonFiniteCounts, count_non_finite
 from ..measure.recorder import Call, PendingFrame, Recorder
 from ..measure.tape import Cell, Tape
 from ..rerun.forward import RootEntry
+from ..shared.figures import figure
 from ..shared.types.config import Config
 from ..shared.types.frame import BEGINNING, Kind, Moment, Phase, ReadingSpec, State
 from ..shared.types.notice import Notice, NoticeKind
@@ -116,8 +117,8 @@ class TripFinder:
     def _notice_of_probe(self, frame: PendingFrame, given: ReadingSpec, cell: Cell) -> Notice:
         bad = self.judge.tripping(frame.spec, frame.states)[0]
         row, batch = frame.spec.readings[bad], frame.position.batch
-        number = (cell.state or State.NAN).word if cell.is_bad else f"abs max {cell.high:.3g}"
-        why = f"{State(frame.states[bad]).word}, as {given.label} was {number},"
+        value = (cell.state or State.NAN).word if cell.is_bad else f"abs max {figure(cell.high)}"
+        why = f"{State(frame.states[bad]).word}, as {given.label} was {value},"
         kind, spec = NoticeKind.PROBE, frame.spec
         return Notice(kind, spec.module, spec.module_class, row.label, row.dtype, batch, batch, 0.0, 0.0, why)
 

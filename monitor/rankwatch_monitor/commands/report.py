@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 from dataclasses import replace
@@ -25,6 +26,8 @@ from ..views.ui.pages import RunPages
 from . import arguments as types
 from .records import check_run, open_record, readable
 
+log = logging.getLogger(__name__)
+
 FRAMES = 21
 """Frames shown by default, as in a report."""
 
@@ -41,6 +44,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     frames = types.whole("N", 1, 1 << 31)
     parser.add_argument("--frames", type=frames, metavar="N", help=f"show the last N frames (default: {FRAMES})")
+    parser.add_argument("--all", action="store_true", help="show what is as it should be, too: all that report.txt has")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON instead of text")
     form.add_argument("--html", type=Path, metavar="FILE", help="write one HTML file with charts, to attach to a ticket")
@@ -58,7 +62,7 @@ def main(arguments: argparse.Namespace) -> int:
     if arguments.overwrite:
         raise UsageError("--overwrite goes with --html FILE")
     if is_whole:
-        sys.stdout.write(_on_screen(_written(run, as_json=arguments.json), arguments))
+        sys.stdout.write(_on_screen(_whole(run, arguments), arguments))
         return 0
     with open_record(run) as record:
         sys.stdout.write(_on_screen(_details(record, arguments), arguments))
@@ -119,6 +123,18 @@ def _shortened(report: Report, frames: int) -> Report:
     return replace(report, verdict=replace(report.verdict, trip=replace(trip, frames=trip.frames[-frames:])))
 
 
+def _whole(run: Path, arguments: argparse.Namespace) -> str:
+    """The report of a run: for a screen from its record; else, and where that cannot be read, as the collector wrote it."""
+    if not (arguments.all or arguments.json):
+        try:
+            with RunRecord(run / FILE) as record:
+                report, is_over = replay.take(record, course_so_far=True)
+            return _render(run, report, is_over, as_json=False, record=text.command_of(run.resolve()))
+        except StoreError as error:
+            log.debug("the record of %s cannot be read: %s", run, error)
+    return _written(run, as_json=arguments.json)
+
+
 def _written(run: Path, *, as_json: bool) -> str:
     """The report that the collector wrote; where there is none, a new one from the record."""
     path = run / ("report.json" if as_json else "report.txt")
@@ -134,11 +150,11 @@ def _written(run: Path, *, as_json: bool) -> str:
         return _render(run, report, is_over, as_json=as_json)
 
 
-def _render(run: Path, report: Report, is_over: bool, *, as_json: bool) -> str:
+def _render(run: Path, report: Report, is_over: bool, *, as_json: bool, record: str = "") -> str:
     is_decided = is_over or report.verdict is not None
     if as_json:
         return json.render(report, is_decided=is_decided or bool(report.reason))
     if is_decided:
-        return text.render(report)
+        return text.render(report, text.FRAMES_ON_SCREEN if record else None, record)
     with readable():
         return text.render_so_far(report, is_alive=read_row(run).is_alive)

@@ -48,6 +48,7 @@ def find_course(record: RunRecord, world_size: int) -> Course:
         steps=steps,
         losses=losses,
         signs=signs_of(read_numbers(record, steps), pace),
+        began=record.began(),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from rankwatch.shared.figures import figure
 from rankwatch.shared.types.frame import NO_STAGE, Kind, Phase, Reading, State
 from rankwatch.shared.words.text import name_ranks
 
@@ -67,5 +68,5 @@ def _differences(sent: list[Reading], given: list[Reading]) -> Iterator[tuple[Re
 
 
 def _describe(reading: Reading) -> str:
-    value = f"abs max {reading.abs_max:.2e}" if reading.state is State.FINITE else reading.state.word
+    value = f"abs max {figure(reading.abs_max)}" if reading.state is State.FINITE else reading.state.word
     return f"{reading.dtype}, {value}"

@@ -39,7 +39,7 @@ def take(record: RunRecord, *, course_so_far: bool = False) -> Snapshot:
         now = entries[-1].now if entries else 0.0
         awaits_command = any(isinstance(entry.fact, Opened) and entry.fact.awaits_command for entry in entries[:1])
         run = Ledger(Options(expects_job_end=awaits_command)).restore(record.run, entries, record.progress(), now)
-    report = replace(run.report(), folder=printable(str(record.path.parent)))
+    report = replace(run.report(), folder=printable(str(record.path.parent.absolute())))
     has_answer = report.verdict is not None or run.over or course_so_far
     return Snapshot(searched(report, record) if has_answer else report, run.over)
 
@@ -60,20 +60,21 @@ def _with_origins(report: Report, record: RunRecord) -> Report:
 
 
 def searched(report: Report, record: RunRecord) -> Report:
-    """The report with what only its record knows: where its trip came from; of a run without a verdict, how it went.
+    """The report with what only its record knows: where its trip came from, and how the run went.
 
     An error in this search leaves the report as it is.
     """
     report = _with_origins(report, record)
     has_verdict = report.verdict is not None
     what = "where the trip came from" if has_verdict else "how the run went"
-    if (report.origin if has_verdict else report.course) is not None:
+    if report.course is not None and (report.origin is not None or not has_verdict):
         return report
     try:
         with explained(record.path):
-            if has_verdict:
-                return replace(report, origin=find_origin(report, record), handed=find_handed(report, record))
-            return replace(report, course=find_course(record, report.world_size))
+            if has_verdict and report.origin is None:
+                report = replace(report, origin=find_origin(report, record), handed=find_handed(report, record))
+            what = "how the run went"
+            return report if report.course is not None else replace(report, course=find_course(record, report.world_size))
     except StoreError as error:
         log.error("%s is not known: %s", what, error)
     except Exception:

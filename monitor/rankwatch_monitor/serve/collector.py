@@ -393,7 +393,7 @@ class Collector:
             elif isinstance(effect, SendAll):
                 self._send(effect.peers, effect.message)
             elif isinstance(effect, Note):
-                log.log(logging.WARNING if effect.is_warning else logging.INFO, "%s", effect.text)
+                log.log(effect.level, "%s", effect.text)
             elif isinstance(effect, IssueKey):
                 self._do(iter([Send(effect.peer, self._keys.issue(effect.job))]))
             elif isinstance(effect, Show):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import shlex
 import signal
 import sys
 from types import FrameType
@@ -42,7 +41,7 @@ def run_daemon(settings: Settings, meters: Meters | None = None) -> int:
     def show(report: Report, news: bool) -> None:
         if news:
             notifier.tell(report)
-            record = shlex.join(["rankwatch", "report", str(runs_dir / report.run)])
+            record = text.command_of(runs_dir / report.run)
             printer.print(sys.stdout, as_shown(text.render(report, settings.frames, record), sys.stdout) + "\n")
 
     with Printer() as printer:

@@ -312,7 +312,7 @@ def _conclude(collector: Collector, reports: Mapping[str, Report], code: int, se
     # The report comes last, below whatever the dying processes printed; and of several the one with a verdict.
     for report in sorted(reports.values(), key=lambda one: one.verdict is not None):
         stream, before = (sys.stderr, "") if report.outcome is Outcome.FINISHED else (sys.stdout, "\n")
-        record = shlex.join(["rankwatch", "report", str(settings.runs_dir / report.run)])
+        record = text.command_of(settings.runs_dir / report.run)
         said = text.render(report, settings.frames, record)
         if stream is sys.stderr and is_json():
             log.info("%s", said.rstrip())

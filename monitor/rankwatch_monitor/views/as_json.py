@@ -41,6 +41,7 @@ def _body(report: Report) -> dict[str, Any]:
         "run": run_to_dict(report),
         **pick(report, "outcome reason batches"),
         "judgement": judgement.to_dict(report),
+        "follows": report.follows or None,
         "advice": _advice(next_action(report)),
         "verdict": None if verdict is None else _verdict(report, verdict),
         "frames": [] if verdict is None else [frame_to_dict(frame) for frame in verdict.trip.frames],
@@ -60,6 +61,7 @@ def _body(report: Report) -> dict[str, Any]:
         "collectives_unkept": report.collectives_unkept,
         "gaps": [{**pick(gap, "ranks first last why"), "text": describe_gap(gap, report.world_size)} for gap in report.gaps],
         "course": course.to_dict(report),
+        "made_with": dict(course.made_with(report)) or None,
         "loss": [loss_to_dict(row) for row in report.ranks if row.loss != NO_LOSS],
     }
 
@@ -102,7 +104,7 @@ def _verdict(report: Report, verdict: Verdict) -> dict[str, Any]:
         "began_text": describe_origin(report.origin, report.world_size) if report.origin is not None else "",
         "began_leads": leads(report.origin, verdict.rank, trip),
         "handed": report.handed,
-        "closeup": closeup.to_dict(verdict.tripped, trip, report.closeup),
+        "closeup": closeup.to_dict(closeup.looked(report, verdict), trip, report.closeup),
         "capsule": closeup.capsule_of(report.closeup),
         "closeup_text": closeup.text_of(report, verdict),
         "try": remedy(report, verdict),

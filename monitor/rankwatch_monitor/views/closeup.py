@@ -17,12 +17,20 @@ def fields(report: Report, verdict: Verdict) -> list[tuple[str, str]]:
     """The fields of a report from the operator to the close-up, the cause among them."""
     found = fields_of(f"{verdict.cause.value}: {verdict.evidence}", verdict.trip, report.closeup)
     missing = _missing(verdict.tripped, verdict.trip, report.closeup)
+    whose = looked(report, verdict)
+    if whose != verdict.tripped and not missing:
+        found.append(("looked", f"rank {whose} ran it again: of the ranks that tripped alike, its close-up is the fullest"))
     return [*found, ("close-up", missing)] if missing else found
+
+
+def looked(report: Report, verdict: Verdict) -> int:
+    """The rank of the close-up."""
+    return verdict.tripped if report.looked < 0 else report.looked
 
 
 def replay(report: Report, verdict: Verdict) -> list[tuple[str, str]]:
     """The command that runs the capsule again."""
-    return replay_fields(report.closeup, report.folder, report.ranks[verdict.tripped].host)
+    return replay_fields(report.closeup, report.folder, report.ranks[looked(report, verdict)].host)
 
 
 def text_of(report: Report, verdict: Verdict) -> dict[str, str]:
@@ -54,6 +62,7 @@ def to_dict(rank: int, trip: Trip, closeup: CloseUp | None) -> dict[str, Any] | 
         },
         "machine": closeup.machine,
         "note": closeup.note or missing,
+        "rank": rank,
     }
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
+from rankwatch.shared.figures import figure
 from rankwatch.shared.words.text import PHASE_WORDS
 
 from ..decide.core.report import Report
@@ -17,11 +18,44 @@ def fields(report: Report) -> list[tuple[str, str]]:
     if course is None:
         return []
     pace = f", {course.pace:.3g} batches a second" if course.pace is not None else ""
-    found = [("took", f"{_clock(course.seconds)}{pace}")]
+    found = [("took", f"{_clock(course.seconds)}{pace}{_since(course)}")]
     found += [("loss", _losses(course))] if course.losses else []
     found += [("nearest", _nearest(course.nearest))] if course.nearest is not None else []
     found += [("grew most", _grown(course.grown))] if course.grown is not None else []
     return found
+
+
+MOST_HOSTS = 8
+
+LABELS = "took", "loss", "nearest", "grew most", "command", "options", "commit", "versions", "wandb", "hosts"
+
+
+def state(report: Report) -> list[tuple[str, str]]:
+    """How far a run came, in a line."""
+    course = report.course
+    if course is None:
+        return []
+    far = [f"{report.batches} batch{'es' if report.batches != 1 else ''}"]
+    if course.steps and abs(report.batches - course.steps) > 1:  # else there is one a batch
+        far.append(f"{course.steps} step{'s' if course.steps != 1 else ''}")
+    if course.first_loss is not None and course.last_loss is not None:
+        far.append(f"loss {course.first_loss.loss:.3g} -> {course.last_loss.loss:.3g}")
+    return [("state", f"{', '.join(far)}; {_clock(course.seconds)}{_since(course)}")]
+
+
+def made_with(report: Report) -> list[tuple[str, str]]:
+    """With what the run was made."""
+    told = [(label, text) for label, _, text in (line.partition(": ") for line in report.made_with)]
+    hosts = list(dict.fromkeys(row.host for row in report.ranks if row.host))
+    more = [f"and {len(hosts) - MOST_HOSTS} more"] if len(hosts) > MOST_HOSTS else []
+    return [*told, ("hosts", ", ".join([*hosts[:MOST_HOSTS], *more]))] if told else []
+
+
+def _since(course: Course) -> str:
+    if not course.began:
+        return ""
+    began = datetime.fromtimestamp(course.began, timezone.utc)
+    return f", {began:%Y-%m-%d %H:%M} UTC"
 
 
 def steps(report: Report) -> list[tuple[str, str]]:
@@ -90,9 +124,8 @@ def _nearest(one: NearestReading) -> str:
 def _grown(one: GrownReading) -> str:
     factor = one.last / one.first
     grew = f"x{factor:.3g}" if factor < 1e6 else f"x{factor:.0e}"
-    return (
-        f"{_name(one)}: {grew}, from {one.first:.2e} in batch {one.first_batch} to {one.last:.2e} in batch {one.last_batch}"
-    )
+    values = f"from {figure(one.first)} in batch {one.first_batch} to {figure(one.last)} in batch {one.last_batch}"
+    return f"{_name(one)}: {grew}, {values}"
 
 
 def _name(one: NearestReading | GrownReading) -> str:

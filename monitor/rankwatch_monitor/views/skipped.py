@@ -24,7 +24,7 @@ def report_of(report: Report, one: SkippedStep) -> Report:
     capsule = closeup.capsule_of(one.closeup)
     if capsule and report.folder:
         report = replace(report, folder=str(Path(report.folder, capsule)))
-    of_step = replace(report, verdict=one.verdict, closeup=one.closeup, origin=one.origin)
+    of_step = replace(report, verdict=one.verdict, closeup=one.closeup, looked=-1, origin=one.origin)
     return replace(of_step, frames_in_batch=one.frames_in_batch, skipped=())
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+from pathlib import Path
 from typing import TypeAlias
 
+from rankwatch.shared.printable import printable
 from rankwatch.shared.types.action import RESTARTS, Action
 from rankwatch.shared.types.frame import NO_STAGE
 from rankwatch.shared.types.notice import NoticeKind, describe_notice
 from rankwatch.shared.words.text import (
     describe_module,
+    describe_position,
     describe_rank,
     describe_trip,
     format_dump,
@@ -25,7 +30,7 @@ from ..decide.replicas.desync_text import describe_compared, describe_desync, de
 from ..decide.replicas.own_notices import BY_PRODUCT_KINDS
 from ..decide.trip.began import describe_origin, leads
 from ..decide.trip.verdict import Certainty, Verdict
-from . import closeup, collectives, course, judgement, skipped, stalls
+from . import closeup, collectives, course, judgement, screen, skipped, stalls
 from .runs import UNFINISHED
 
 NoticeKey: TypeAlias = tuple[NoticeKind, str, str, str]
@@ -36,9 +41,6 @@ MAX_LINES = 8
 
 FRAMES_ON_SCREEN = 5
 """Frames above the verdict of a run that ends, unless asked for more: ``report.txt`` has all."""
-
-NOTICES_ON_SCREEN = 2
-"""Notices above the culprit, when a run ends."""
 
 
 def render(report: Report, frames: int | None = None, record: str = "") -> str:
@@ -51,19 +53,38 @@ def render(report: Report, frames: int | None = None, record: str = "") -> str:
 
 
 def render_head(report: Report, record: str = "", stack_lines: int | None = None) -> str:
-    """The report without the frames. ``stack_lines``: so many of each stack; None: all."""
+    """The report without the frames. ``stack_lines``: so many of each stack; None: all.
+
+    ``record``: the command that shows all. Given it, this is for a screen, which has what is not as it should be.
+    """
     if report.verdict is None:
         return _render_ending(report, record, stack_lines)
-    verdict = report.verdict
-    culprit = describe_trip(verdict.who(_name(report, verdict.tripped)), verdict.trip, report.frames_in_batch)
+    verdict, trip = report.verdict, report.verdict.trip
+    what = f"{trip.frame.spec.module or '(root)'}, {trip.culprit.label} ({verdict.cause.value})"
+    whose = verdict.who(f"rank {verdict.tripped}")
+    title = f"first {trip.culprit.state.word} in run {report.run}: {whose}, {describe_position(trip.position)}, {what}"
+    fields = _of_verdict(report, verdict, stack_lines)
+    if not record:
+        return format_head(title, fields)
+    on_screen = [("culprit", _who(report, verdict)) if label == "culprit" else (label, text) for label, text in fields]
+    return screen.fitted(title, [*_unusual(report, on_screen), *_record(record)], screen.OF_A_VERDICT)
+
+
+def _of_verdict(report: Report, verdict: Verdict, stack_lines: int | None) -> list[tuple[str, str]]:
+    """What, who, where, why, and what to do; then the state of the run."""
     is_led = leads(report.origin, verdict.rank, verdict.trip)
-    fields = [
-        *notice_fields(report, NOTICES_ON_SCREEN if record else MAX_LINES),  # above: a screen of 24 rows has the rest
+    looked = closeup.fields(report, verdict)
+    why = 1 + [label for label, _ in looked].index("cause")
+    return [
         *(_began(report) if is_led else []),
-        ("culprit", culprit),
-        *closeup.fields(report, verdict),
+        ("culprit", describe_trip(verdict.who(_name(report, verdict.tripped)), verdict.trip, report.frames_in_batch)),
+        *looked[:why],
+        ("try", remedy(report, verdict)),
+        *_next(report),
+        *looked[why:],
         *([("handed", report.handed)] if report.handed else []),
         *([] if is_led else _began(report)),
+        *notice_fields(report),
         *replica_fields(report),
         *_also(report, verdict),
         ("certainty", _certainty(report, verdict)),
@@ -72,12 +93,41 @@ def render_head(report: Report, record: str = "", stack_lines: int | None = None
         *_lapses(report),
         *stalls.fields(report, stack_lines),
         *collectives.fields(report),
-        ("try", remedy(report, verdict)),
-        *_next(report),
+        *course.fields(report)[:2],
+        *course.made_with(report),
         *closeup.replay(report, verdict),
-        *_record(record),
     ]
-    return format_head(f"first {verdict.trip.culprit.state.name.lower()} in run {report.run}", fields)
+
+
+def _who(report: Report, verdict: Verdict) -> str:
+    """The culprit, below a title that says what and in which batch."""
+    trip, frames = verdict.trip, "" if report.frames_in_batch is None else f" of {report.frames_in_batch}"
+    who = verdict.who(_name(report, verdict.tripped))
+    return f"{who}, step {trip.optimizer_step}, frame {trip.position.frame}{frames}"
+
+
+def _unusual(report: Report, fields: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The fields that a screen has: not those that say what is as it should be, and of others what bears on the end."""
+    left_out = {*screen.usual(report), *course.LABELS, "batches"}
+    shown = [(label, _short(report, label, text)) for label, text in fields if label not in left_out]
+    at = next((place for place, (label, _) in enumerate(shown) if label == "replay"), len(shown))
+    return [*(field for field in shown[:at] if field[1]), *course.state(report), *shown[at:]]
+
+
+def _short(report: Report, label: str, text: str) -> str:
+    if label == "operator":
+        return text.partition("\n")[0]
+    if label == "stacks":
+        return "\n".join(line for line in text.split("\n") if not line.startswith(stalls.INDENT))
+    return _bearing(report) if label == "noticed" else text
+
+
+def _bearing(report: Report) -> str:
+    """The notice of the module that tripped, if there is one; without a verdict, the most urgent one."""
+    verdict = report.verdict
+    module = None if verdict is None else verdict.trip.frame.spec.module
+    told = [line for key, line in noticed(report).items() if key[0] not in BY_PRODUCT_KINDS and module in (None, key[1])]
+    return told[0] if told else ""
 
 
 def render_so_far(report: Report, *, is_alive: bool = True) -> str:
@@ -90,6 +140,11 @@ def render_so_far(report: Report, *, is_alive: bool = True) -> str:
     fields += [*replica_fields(report), *notice_fields(report), *_lapses(report)]
     fields += [*stalls.fields(report), *collectives.fields(report)]
     return format_head(f"run {report.run} is {'running' if is_alive else f'unfinished: {UNFINISHED}'}", fields)
+
+
+def command_of(run: Path) -> str:
+    """The command that shows all of a report, from any folder."""
+    return printable(shlex.join(["rankwatch", "report", str(run.absolute()), "--all"]))
 
 
 def _record(command: str) -> list[tuple[str, str]]:
@@ -125,21 +180,27 @@ def _render_ending(report: Report, record: str, stack_lines: int | None) -> str:
                 *lapses,
                 *course.steps(report),
                 *skipped.fields(report),
+                *([] if record else course.made_with(report)),
                 *_record(record),
             ],
         )
-    fields = [("reason", report.reason)]
+    told, _, rest = report.reason.partition("; ")
+    fields = [("reason", rest)] if rest else []
     for label, state in (("lost", RankState.LOST), ("failed", RankState.FAILED)):
         ranks = [row.rank for row in report.ranks if row.state is state]
-        if ranks:
+        if len(ranks) > 1 or (ranks and not record):
             fields.append((label, "\n".join([name_ranks(ranks), *_last_words(report, ranks)])))
+    fields += [*_next(report), *stalls.fields(report, stack_lines), *collectives.fields(report)]
     fields += [("batches", str(report.batches)), *course.fields(report), *skipped.fields(report)]
     fields += [*replica_fields(report), *notice_fields(report), *_lapses(report)]
-    fields += [*stalls.fields(report, stack_lines), *collectives.fields(report)]
     if report.acknowledged_in is not None:
         fields.append(("abort", _acknowledgements(report)))
-    fields += _next(report)
-    return format_head(f"run {report.run} {report.outcome.value}", [*fields, *_record(record)])
+    told = re.sub(rf" (?:was |were )?{report.outcome.value}: ", ": ", told, count=1)  # it is said before
+    fields += course.made_with(report)
+    title = f"run {report.run} {report.outcome.value}: {told}"
+    if not record:
+        return format_head(title, fields)
+    return screen.fitted(title, [*_unusual(report, fields), *_record(record)], screen.OF_AN_END)
 
 
 def _last_words(report: Report, ranks: list[int]) -> list[str]:
@@ -266,7 +327,7 @@ def _certainty(report: Report, verdict: Verdict) -> str:
 
 
 def _acknowledgements(report: Report) -> str:
-    others = [row for row in report.ranks if row.state not in (RankState.FAILED, RankState.LOST)]
+    others = report.others
     count = sum(row.acknowledged for row in others)
     when = ""
     if report.acknowledged_in is not None and count:

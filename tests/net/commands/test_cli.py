@@ -19,7 +19,7 @@ from collectors import Running, until
 from commands import run as rankwatch
 from jobs import RANKWATCH, ROOT, environment
 from rankwatch.shared.types.tuning import Check, Tuning
-from rankwatch_monitor.cli import COMMANDS
+from rankwatch_monitor.cli import COMMANDS, MOST_FLAGS
 from rankwatch_monitor.decide.core.ledger import Received
 from rankwatch_monitor.serve.launcher import job_name
 from rankwatch_monitor.serve.niceness import RECORDING
@@ -406,3 +406,12 @@ def test_a_low_limit_of_open_files_is_logged_at_the_start(tmp_path: Path) -> Non
         )
         assert "collecting on" in collector.stderr.readline()
         collector.terminate()
+
+
+@pytest.mark.parametrize("command", [*COMMANDS])
+def test_an_error_shows_few_options(command: str) -> None:
+    done = rankwatch(command, "--nonsense")
+    assert done.returncode == 2
+    usage = done.stderr.partition("usage: ")[2]
+    assert len(set(re.findall(r"\[(--[a-z-]+)", usage))) <= MOST_FLAGS
+    assert ("more options: " in usage) == (command in ("run", "collector"))

@@ -130,7 +130,7 @@ def test_an_output_near_its_largest_number_is_noticed_with_or_without_growth(dty
 def test_an_output_that_stays_near_its_limit_is_described_without_growth() -> None:
     *_, (notice,) = followed(OUTPUT, dict.fromkeys(range(6), 32752.0))
     assert describe_notice(notice) == (
-        "next to overflow: layer (Linear), output: abs max 3.28e+04 in batch 5 is 50% of float16's largest number "
+        "next to overflow: layer (Linear), output: abs max 32,800 in batch 5 is 50% of float16's largest number "
         "and does not grow"
     )
 
@@ -227,7 +227,7 @@ def test_an_output_in_bfloat16_that_has_grown_thousands_of_times_is_told(
     values = dict.fromkeys(range(4), first) | dict.fromkeys(range(8, 40, 8), last)
     found = [notice for notices in followed(ReadingSpec(Kind.OUTPUT, "output", dtype), values) for notice in notices]
     assert {notice.kind for notice in found} == ({NoticeKind.GROWN} if is_told else set())
-    assert not is_told or "abs max 1.90e+04 in batch 32 is x2.71e+04 the largest of its first" in describe_notice(found[-1])
+    assert not is_told or "abs max 19,000 in batch 32 is x27,100 the largest of its first" in describe_notice(found[-1])
 
 
 # --- zeros ----------------------------------------------------------------------------------------------------------------

@@ -77,7 +77,7 @@ def test_a_gradient_that_the_loss_made_names_its_operator_and_line() -> None:
     assert found.note.startswith("not run again: the gradient that came from the loss was bad")
     assert trip.operator is not None
     assert (trip.operator.node, trip.operator.module) == ("SqrtBackward0", "the loss")
-    assert classify(trip)[1].startswith("in SqrtBackward0, the gradient of aten.sqrt of abs max 0.00e+00 (result) is inf")
+    assert classify(trip)[1].startswith("in SqrtBackward0, the gradient of aten.sqrt of abs max 0 (result) is inf")
 
 
 def test_the_model_is_as_it_was() -> None:

@@ -104,7 +104,7 @@ def a_weight_of_decode() -> Training:
 
 
 @hostile(
-    "2", "weight", ("inf", "nan"), batch=0, says="weight of 1 (LayerNorm) holds 1.18e+32 before any optimizer step was seen"
+    "2", "weight", ("inf", "nan"), batch=0, says="weight of 1 (LayerNorm) holds 1.18e32 before any optimizer step was seen"
 )
 def a_weight_that_was_never_initialised() -> Training:
     """The module after it overflows."""

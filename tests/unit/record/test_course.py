@@ -77,10 +77,10 @@ def test_it_is_in_the_report_in_a_few_lines_and_in_the_json(tmp_path: Path) -> N
     lines = as_text.render(told, record="rankwatch report runs/train-1").splitlines()
     assert lines == [
         "rankwatch: run train-1 finished: 2 ranks, 20 batches, no inf or nan",
-        "  took       0.0 s, 4 batches a second",
+        "  took       0.0 s, 4 batches a second, 1970-01-01 00:01 UTC",
         "  loss       4.5 in batch 0, 0.7 in batch 19 (mean of 2 ranks)",
         "  nearest    up (Linear), output: x65.5 below float16's largest number, on rank 1 in batch 7",
-        "  grew most  up (Linear), weight: x6.12, from 1.00e+00 in batch 0 to 6.12e+00 in batch 19",
+        "  grew most  up (Linear), weight: x6.12, from 1 in batch 0 to 6.12 in batch 19",
         "  noticed    nothing",
         "  steps      none was seen in 20 batches: what changes the weights, if anything does, is not known here",
         "  record     rankwatch report runs/train-1",
@@ -173,17 +173,19 @@ def test_what_is_not_known_is_left_out(tmp_path: Path, batches: int) -> None:
     found = course(folder)
     assert (found.pace, found.grown) == (None, None)
     assert (found.first_loss is None) == (batches == 0)
-    assert "took       0.0 s\n" in as_text.render(report(folder))
+    assert "took       0.0 s, 1970-01-01 00:01 UTC\n" in as_text.render(report(folder))
 
 
-def test_a_run_with_a_verdict_has_no_course(tmp_path: Path) -> None:
+def test_a_run_with_a_verdict_has_a_course_too(tmp_path: Path) -> None:
     bad = makers.frame(makers.reading("output", makers.INF), at=(1, 0, 0))
     trip = records.part(0, *forward(0, 0)), records.tripped(0, bad), Entry(9.0, NO_RANK, Waited())
     folder = records.write(tmp_path / "train-1", *trip, world_size=1)
     with RunRecord(folder / FILE) as record:
         told = replay.take(record).report
         assert told.verdict is not None
-        assert replay.searched(told, record).course is None
+        assert told.course is not None
+        assert (told.course.began, told.course.last_loss and told.course.last_loss.batch) == (100.0, 0)
+    assert "\n  took       0.0 s, 1970-01-01 00:01 UTC\n" in as_text.render(told)
 
 
 def test_an_error_in_the_search_costs_only_the_course(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -37,7 +37,7 @@ def handed(folder: Path, sent: Reading | None, given: Reading, stages: tuple[int
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        (reading("input[0]", 1e34, dtype="bfloat16"), "abs max 1.00e+34"),
+        (reading("input[0]", 1e34, dtype="bfloat16"), "abs max 1e34"),
         (reading("input[0]", NAN, dtype="float16"), "nan"),
         (reading("input[0]", INF, dtype="float16"), "inf"),
     ],
@@ -45,7 +45,7 @@ def handed(folder: Path, sent: Reading | None, given: Reading, stages: tuple[int
 def test_what_the_stage_before_did_not_send_is_told(given: Reading, said: str, tmp_path: Path) -> None:
     told, run = handed(tmp_path / "run", SENT, given)
     assert told == (
-        "stage 1 was handed what stage 0 did not send: the output of rank 0 was float16, abs max 4.00e+04 in batch 2, and "
+        "stage 1 was handed what stage 0 did not send: the output of rank 0 was float16, abs max 40,000 in batch 2, and "
         f"input[0] of rank 1 {given.dtype}, {said}"
     )
     report = replace(records.read(run / "run.db", lambda record: replay.take(record).report), handed=told)

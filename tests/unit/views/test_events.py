@@ -32,7 +32,7 @@ TOLD: list[tuple[Fact, str]] = [
         messages.LookedCloser(5, makers.closeup()),
         "looked closer: aten.exp at model.py:87, in forward: e = torch.exp(scores), self (2, 3) float32",
     ),
-    (messages.Noticed(5, makers.notice()), "noticed: next to overflow: layer (Linear), output: abs max 4.09e+03"),
+    (messages.Noticed(5, makers.notice()), "noticed: next to overflow: layer (Linear), output: abs max 4,090"),
     (messages.Beat(Moment(7, 7, 0, 2), "backward", 0, 0, 1.0), "was in batch 7, frame 2, phase backward"),
     (messages.Off(8, "switched itself off in batch 3"), "its watch switched itself off in batch 3"),
     (messages.Ack(0, abort=True), "acknowledged the abort"),

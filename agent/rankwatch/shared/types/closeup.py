@@ -36,3 +36,10 @@ class CloseUp:
     note: str = ""
     capsule: str = ""
     is_eager: bool = False
+
+
+def fullness(closeup: CloseUp | None) -> tuple[int, ...]:
+    """How much a close-up tells: of two, the greater one tells more."""
+    if closeup is None:
+        return ()
+    return closeup.operator is not None, closeup.of, len(closeup.precision), bool(closeup.capsule)

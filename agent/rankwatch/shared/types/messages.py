@@ -34,6 +34,8 @@ OUTCOMES = frozenset({"finished", "ended", "failed", "aborted", "limit", "unused
 REMEDIES = frozenset({"none", "hello", "stop"})
 PHASES = frozenset({"idle", "forward", "backward", "optimizer"})
 
+MAX_MADE_WITH = 600
+
 Text: TypeAlias = Annotated[str, lines(MAX_TEXT)]
 Version: TypeAlias = Annotated[int, integer(0, 1 << 16)]
 StartId: TypeAlias = Annotated[str, string(MAX_START)]
@@ -55,7 +57,8 @@ class Hello:
     id that it took over from: of an earlier launch, but ranks of this one may have it. ``launch`` is the id of the
     ``rankwatch run`` that started the process, if one did. ``model`` numbers the models of the process from 0 on. ``age`` is in
     seconds since the process started (0: unknown): it tells the older of two starts. ``stage`` is the rank's stage in a pipeline,
-    from 0 on; NO_STAGE without a pipeline. ``gpu`` is the one that the model is on.
+    from 0 on; NO_STAGE without a pipeline. ``gpu`` is the one that the model is on. ``made_with`` is told by rank 0:
+    lines such as ``commit: 1a0b0b1d``.
     """
 
     KIND = "HELLO"
@@ -78,6 +81,7 @@ class Hello:
     age: float = 0.0
     launch: StartId = ""
     earlier: StartId = ""
+    made_with: Annotated[tuple[Annotated[str, string(MAX_MADE_WITH)], ...], Items(8)] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,6 +310,11 @@ class Bye:
     text: Text
     moment: Moment = BEGINNING
     at: StackLine = ""
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether Ctrl-C ended the rank: that is no failure."""
+        return self.outcome == "failed" and self.text.partition(":")[0] == KeyboardInterrupt.__name__
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass
 from typing import Annotated
 
+from ..figures import figure
 from .fields import BatchNumber, Dtype, number
 from .frame import DTYPE_MAX, DTYPE_TINY
 
@@ -124,7 +125,7 @@ def describe_notice(notice: Notice) -> str:
     if notice.kind is NoticeKind.UNDERFLOW:
         tiny = DTYPE_TINY.get(notice.dtype, 0.0)
         return (
-            f"underflow: {where}: abs max {notice.value:.2e} in batch {notice.batch} is under {tiny:.2e}, "
+            f"underflow: {where}: abs max {figure(notice.value)} in batch {notice.batch} is under {figure(tiny)}, "
             f"the smallest normal {notice.dtype}; first in batch {notice.since}"
         )
     if notice.kind is NoticeKind.ZEROS:
@@ -133,17 +134,18 @@ def describe_notice(notice: Notice) -> str:
             f"a share that grows since batch {notice.since}"
         )
     if notice.kind is NoticeKind.BUFFER:
-        before = notice.why or f"when it was last measured finite, its abs max was {notice.value:.2e}"
+        before = notice.why or f"when it was last measured finite, its abs max was {figure(notice.value)}"
         return f"a bad buffer: {where}: inf or nan since batch {notice.since}; {before}"
     if notice.kind is NoticeKind.JUMP:
         factor = 2 ** min(notice.growth, 1000.0)
         return (
-            f"a jump: {where}: abs max {notice.value:.2e} in batch {notice.batch} is x{factor:.3g} "
+            f"a jump: {where}: abs max {figure(notice.value)} in batch {notice.batch} is x{figure(factor)} "
             "the largest of the batches before"
         )
     if notice.kind is NoticeKind.GROWN:
+        factor = 2 ** min(notice.growth, 1000.0)
         return (
-            f"grown: {where}: abs max {notice.value:.2e} in batch {notice.batch} is x{2 ** min(notice.growth, 1000.0):.3g} "
+            f"grown: {where}: abs max {figure(notice.value)} in batch {notice.batch} is x{figure(factor)} "
             f"the largest of its first batches, and {notice.dtype} has 8 bits for it"
         )
     if notice.kind is NoticeKind.NEVER_CHANGED:
@@ -205,7 +207,7 @@ def describe_notice(notice: Notice) -> str:
             "one class alone, labels that are all ignored, or outputs that were detached?"
         )
     share = notice.value / DTYPE_MAX.get(notice.dtype, math.inf)
-    near = f"abs max {notice.value:.2e} in batch {notice.batch} is {_percent(share)} of {notice.dtype}'s largest number"
+    near = f"abs max {figure(notice.value)} in batch {notice.batch} is {_percent(share)} of {notice.dtype}'s largest number"
     return f"next to overflow: {where}: {near} and {_pace(notice)}"
 
 
@@ -219,4 +221,4 @@ def _pace(notice: Notice) -> str:
         return "does not grow"
     plural = "es are" if round(left) != 1 else " is"
     when = f"about {left:.0f} batch{plural} left" if round(left) else "the next batch may overflow"
-    return f"grows by x{2 ** min(notice.growth, 1000.0):.3g} a batch: {when}"
+    return f"grows by x{figure(2 ** min(notice.growth, 1000.0))} a batch: {when}"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from shlex import quote
 
+from ..figures import end_of, figure
 from ..types.closeup import CloseUp, Precision
-from ..types.frame import NON_FINITE, Reading, State
+from ..types.frame import DTYPE_MAX, NON_FINITE, Reading, State
 from ..types.trip import Operator, Trip
 
 _MOST_INPUTS = 4
@@ -23,7 +25,7 @@ def fields_of(cause: str, trip: Trip, closeup: CloseUp | None) -> list[tuple[str
     operator = (closeup.operator if closeup is not None else None) or trip.operator
     fields = [("operator", describe_operator(operator))] if operator is not None else []
     fields += [("cause", cause)] if cause else []
-    return fields if closeup is None else [*fields, *_findings(closeup)]
+    return fields if closeup is None else [*fields, *_findings(closeup, trip.culprit.dtype)]
 
 
 def replay_fields(closeup: CloseUp | None, folder: str = "", host: str = "") -> list[tuple[str, str]]:
@@ -88,29 +90,35 @@ def describe_recurrence(closeup: CloseUp) -> str:
     return f"did not recur: suspect {machine} ({finite} with the same inputs), {unseen}"
 
 
-def describe_precision(precision: tuple[Precision, ...]) -> str:
-    """``finite in float32 and float64: abs max 1.20e+05``, or ``bad in every precision: nan in float32 and float64``."""
+def describe_precision(precision: tuple[Precision, ...], trained_in: str = "") -> str:
+    """``finite in float32 and float64: abs max 120,000``, or ``bad in every precision: nan in float32 and float64``.
+
+    ``trained_in``: the dtype of what was bad, whose end is told where it is too small for these numbers.
+    """
     groups: dict[tuple[str, str], list[str]] = {}
     for one in precision:
-        value = f": abs max {one.abs_max:.2e}" if one.state is State.FINITE else ""
+        value = f": abs max {figure(one.abs_max)}" if one.state is State.FINITE else ""
         groups.setdefault((one.state.word, value), []).append(one.dtype)
     text = "; ".join(f"{state} in {' and '.join(dtypes)}{value}" for (state, value), dtypes in groups.items())
+    largest = max((one.abs_max for one in precision if one.state is State.FINITE), default=0.0)
+    if largest > DTYPE_MAX.get(trained_in, math.inf):
+        text = f"{text.replace('abs max ', '')} ({trained_in} ends at {end_of(trained_in)})"
     is_bad = all(one.state in NON_FINITE for one in precision)
     has_highest = any(one.dtype == _HIGHEST for one in precision)
     return f"bad in every precision: {text}" if is_bad and has_highest else text
 
 
-def _findings(closeup: CloseUp) -> list[tuple[str, str]]:
+def _findings(closeup: CloseUp, trained_in: str = "") -> list[tuple[str, str]]:
     fields = [("recurs", describe_recurrence(closeup))] if closeup.of else []
-    fields += [("precision", describe_precision(closeup.precision))] if closeup.precision else []
+    fields += [("precision", describe_precision(closeup.precision, trained_in))] if closeup.precision else []
     return [*fields, ("close-up", closeup.note)] if closeup.note else fields
 
 
 def _describe_input(reading: Reading, shape: tuple[int, ...], operand: float | None) -> str:
     if reading.dtype == "float":  # a number, whose sign only the operand has
         sign_matters = operand is None and reading.abs_max
-        return f"|{reading.label}| {reading.abs_max:g}" if sign_matters else f"{reading.label} {operand or 0.0:g}"
+        return f"|{reading.label}| {reading.abs_max:,g}" if sign_matters else f"{reading.label} {operand or 0.0:,g}"
     size = f" ({', '.join(map(str, shape))})" if shape else ""
     if reading.state is State.FINITE or reading.state is State.NOT_FLOAT:
-        return f"{reading.label}{size} {reading.dtype}, abs max {reading.abs_max:.2e}"
+        return f"{reading.label}{size} {reading.dtype}, abs max {figure(reading.abs_max)}"
     return f"{reading.label}{size} {reading.dtype}, {reading.state.word}"

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ..bounded import BoundedDict
+from ..figures import figure
 from ..types.frame import DTYPE_MAX, BatchSummary, FrameTable, Kind, Phase
 from ..types.trip import Cause, Trip
 from .cause import classify
@@ -227,7 +228,7 @@ def end_of_weights(trips: Sequence[Trip], cause: Cause, evidence: str) -> str:
     grown = trips[0].grown
     assert grown is not None
     module = f"{grown.module or '(root)'} ({grown.module_class})"
-    was = f"abs max {grown.now:.3g}, and {grown.before:.3g} in batch {grown.batch}"
+    was = f"abs max {figure(grown.now)}, and {figure(grown.before)} in batch {grown.batch}"
     left = f"the weights left their range within a few optimizer steps on all {len(trips)} ranks"
     return f"{left}: {grown.label} of {module} had {was}. {_look(trips[0])}; at the end ({cause.value}): {evidence}"
 
@@ -236,11 +237,10 @@ def describe_divergence(found: Divergence, trip: Trip | None = None) -> str:
     """The evidence in a sentence. ``trip``: the one at its end, if it is known."""
     what = "the loss" if found.is_loss else f"the {found.label} of the root (the loss is not known)"
     who = f" on all {found.ranks} ranks that were compared" if found.ranks > 1 else ""
-    text = (
-        f"{what} left its range in batch {found.batch}{who}: about {found.usual:.3g} before, {found.loss:.3g} in this batch"
-    )
+    values = f"about {figure(found.usual)} before, {figure(found.loss)} in this batch"
+    text = f"{what} left its range in batch {found.batch}{who}: {values}"
     if found.last_batch > found.batch:
-        text += f", {found.last:.3g} in batch {found.last_batch}"
+        text += f", {figure(found.last)} in batch {found.last_batch}"
     fed = "; no input of the root had jumped" if found.has_inputs else ""
     return f"{text}{fed}. {_look(trip)}"
 
@@ -250,9 +250,9 @@ def _look(trip: Trip | None) -> str:
     if trip is not None and trip.grown is not None and is_grown_by_other_code(trip):
         grown, steps = trip.grown, max(1, trip.position.batch - trip.grown.batch)
         return (
-            f"{grown.label} of {grown.module or '(root)'} ({grown.module_class}) went from {grown.before:.3g} in batch "
-            f"{grown.batch} to {grown.now:.3g}, and its optimizer changes it by {steps * trip.reach:.3g} at most in that time: "
-            "other code writes to the weights"
+            f"{grown.label} of {grown.module or '(root)'} ({grown.module_class}) went from {figure(grown.before)} in batch "
+            f"{grown.batch} to {figure(grown.now)}, and its optimizer changes it by {figure(steps * trip.reach)} at most in "
+            "that time: other code writes to the weights"
         )
     shown = ", ".join(f"{rate:.3g}" for rate in rates[:SHOWN]) + (", ..." if len(rates) > SHOWN else "")
     known = f" ({shown}{' of its groups' if len(rates) > 1 else ''})" if rates else ""

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+from ..figures import end_of, figure
 from ..types.frame import DTYPE_MAX, DTYPE_TINY, NON_FINITE, Reading, State
 from ..types.trip import LOSS, Cause, Operator
 
@@ -63,7 +64,7 @@ def explain(operator: Operator) -> Reason:
     dtype = operator.output.dtype
     if not _can_overflow(operator, name):
         return _NO_VALUE.get(name, _NOWHERE).of(Cause.SINGULAR, made)
-    end = f"{dtype} ends at {DTYPE_MAX[dtype]:.2e}" if dtype in DTYPE_MAX else "its dtype ends before"
+    end = f"{dtype} ends at {end_of(dtype)}" if dtype in DTYPE_MAX else "its dtype ends before"
     return _OVERFLOWS.get(name, _WIDER).of(Cause.OVERFLOW, f"{made}, as {end}")
 
 
@@ -173,16 +174,16 @@ def _of(operator: Operator) -> str:
 
 def _number(value: float) -> str:
     """A number that lies beside the end of a domain is not told as that end: acos of 1.0000001 is nan, of 1 it is 0."""
-    text = f"{value + 0.0:.6g}"
-    return text if float(text) == value or float(text) not in (-1.0, 1.0) else f"{value:.9g}"
+    text = f"{value + 0.0:,.6g}"
+    return text if text not in ("-1", "1") or float(text) == value else f"{value:.9g}"
 
 
 def _describe(reading: Reading) -> str:
     if reading.state is State.EMPTY:
         return f"no elements ({reading.label})"
     if reading.dtype == "float":
-        return f"{reading.abs_max:g} ({reading.label})"
-    return f"abs max {reading.abs_max:.2e} ({reading.label})"
+        return f"{reading.abs_max:,g} ({reading.label})"
+    return f"abs max {figure(reading.abs_max)} ({reading.label})"
 
 
 def _is_tiny(value: float, tiny: float) -> bool:

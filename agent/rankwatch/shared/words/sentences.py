@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..figures import end_of, figure
 from ..types.frame import DTYPE_MAX, NON_FINITE, REDUCED, SUMMED, Frame, Kind, Phase, Reading, State
 from ..types.trip import LOSS, BadWeight, Cause, Trip
 from . import facts
@@ -46,7 +47,7 @@ def weight(trip: Trip, weights: Sequence[BadWeight]) -> str:
 def uninitialised(trip: Trip) -> str:
     """A weight that no code has set: memory as it was."""
     spec, reading = facts.uninitialised(trip)[0]
-    holds = f"{reading.label} of {describe_module(spec)} holds {reading.abs_max:.2e} before any optimizer step was seen"
+    holds = f"{reading.label} of {describe_module(spec)} holds {figure(reading.abs_max)} before any optimizer step was seen"
     return f"{holds}: it was never initialised (torch.empty, to_empty(), or a key that the checkpoint does not have)"
 
 
@@ -78,7 +79,7 @@ def scale(trip: Trip) -> str:
 def summed(trip: Trip) -> str:
     label, dtype = trip.culprit.label.removesuffix(SUMMED), trip.culprit.dtype
     what = f"the {label} of each forward in this step was finite, and their sum is {trip.culprit.state.word}"
-    end = f": {dtype} ends at {DTYPE_MAX[dtype]:.3g}" if dtype in DTYPE_MAX else ""
+    end = f": {dtype} ends at {end_of(dtype)}" if dtype in DTYPE_MAX else ""
     return f"{what}{end}{scale(trip)}"
 
 
@@ -101,7 +102,7 @@ def loss(trip: Trip, why: str = "") -> str:
         model = "the code writes an inf into the model's output"
     if finite:
         outputs = "output was finite (" if len(finite) == 1 else "outputs were finite (largest "
-        model = f"the model's {outputs}abs max {max(finite):.2e})"
+        model = f"the model's {outputs}abs max {figure(max(finite))})"
     evidence = "; ".join(filter(None, (model, why or by_operator(trip)[1])))
     return f"{evidence}: look at the loss function, its targets, and what it divides by{scale(trip)}"
 
@@ -140,7 +141,7 @@ def outside(trip: Trip) -> str:
     if given is not None:
         return f"{given.label} of {who}, was {given.state.word}, and so was what it returned"
     finite = [one.abs_max for one in trip.outside.readings if one.kind in INPUTS and one.state is State.FINITE]
-    largest = f" (abs max {max(finite):.2e})" if finite else ""
+    largest = f" (abs max {figure(max(finite))})" if finite else ""
     how = (
         f": {explain(trip.operator)[1]}" if trip.operator is not None else f", though what it was given was finite{largest}"
     )
@@ -203,7 +204,7 @@ def finite(trip: Trip, but: str = "") -> str:
 
 def product(trip: Trip) -> str:
     numbers = Numbers(trip)
-    reach = ", and products such as {:.2e} * {:.2e} can reach the end".format(*numbers.factors)
+    reach = ", and products such as {} * {} can reach the end".format(*map(figure, numbers.factors))
     return finite(trip) + (reach if numbers.share < 0.1 else "")
 
 
@@ -215,7 +216,7 @@ def unreached(trip: Trip, advice: str) -> str:
 def _share(reading: Reading, dtype: str) -> str:
     limit = DTYPE_MAX[dtype]
     share = "less than 1%" if reading.abs_max < 0.01 * limit else f"{reading.abs_max / limit:.0%}"
-    return f"abs max {reading.abs_max:.2e} is {share} of {dtype}'s max {limit:.2e}"
+    return f"abs max {figure(reading.abs_max)} is {share} of {dtype}'s max {end_of(dtype)}"
 
 
 def _name(reading: Reading) -> str:

@@ -193,7 +193,7 @@ class CallsDesk(Desk):
     def _tell(self, found: UnequalCalls, now: float) -> Iterator[Effect | Worry]:
         self.books.find(now, CollectivesDiffer(found))
         if found.group in self.told:
-            yield self.books.note(found.text, is_warning=True)
+            yield self.books.warn(found.text)
             if not found.is_awaited:
                 yield Worry(Trouble.COLLECTIVES, found.text)
 

@@ -5,6 +5,7 @@ A desk decides one part of a run. Desks know these books and not each other: the
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -68,8 +69,11 @@ class Books:
     _departures: int = 0
     """How often a rank has ended."""
 
-    def note(self, text: str, *, is_warning: bool = False) -> Note:
-        return Note(f"run {self.id}: {text}", is_warning)
+    def note(self, text: str, level: int = logging.INFO) -> Note:
+        return Note(f"run {self.id}: {text}", level)
+
+    def warn(self, text: str) -> Note:
+        return self.note(text, logging.WARNING)
 
     def note_down(self, now: float, fact: Fact, rank: int = NO_RANK) -> None:
         self.journal.append(Entry(now, rank, fact))

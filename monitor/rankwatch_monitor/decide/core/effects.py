@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
@@ -30,10 +31,10 @@ class SendAll(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Tell the operator. ``is_warning``: it is trouble, though the run goes on."""
+    """Tell the operator. ``level``: as in ``logging``; a warning is trouble of a run that goes on, an error ends it."""
 
     text: str
-    is_warning: bool = False
+    level: int = logging.INFO
 
 
 @dataclass(frozen=True, slots=True)

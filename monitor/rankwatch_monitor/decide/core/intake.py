@@ -67,7 +67,7 @@ class Intake:
                 self.ending.abort.unacknowledged.add(rank.number)
         if run.tuning != NO_CHANGE:
             yield Send(peer, messages.Tune(run.id, run.tuning))  # before WELCOME: the rank's first batch obeys it
-        folder = f"{run.options.runs_dir}/{run.id}" if run.options.runs_dir else ""
+        folder = run.options.folder_of(run.id)
         known = run.options.heartbeat, run.options.decision_window, rank.stored
         rank.untold = 0
         yield Send(peer, messages.Welcome(run.id, *known, folder, run.options.host, run.options.window))
@@ -246,12 +246,12 @@ class Intake:
         if isinstance(message, messages.Noticed):
             is_new = self.run.notices.take(rank.number, message.notice)
             if is_new and not self.replicas.byproducts.take(message.notice.kind, now):
-                yield self.books.note(f"{rank.name}: {describe_notice(message.notice)}")
+                yield self.books.warn(f"{rank.name}: {describe_notice(message.notice)}")
             return
         rank.awaits_receipt = True
         if isinstance(message, messages.Off):
             if not rank.fault:
-                yield self.books.note(f"the watch of {rank.name} {message.text}; it trains on unwatched")
+                yield self.books.warn(f"the watch of {rank.name} {message.text}; it trains on unwatched")
             rank.fault = message.text
             self.replicas.leave(rank)
             self.calls.forget(rank)
@@ -261,7 +261,8 @@ class Intake:
             rank.advance(message.moment, rank.phase)
             if rank.settled is not None:
                 rank.settle(message.moment, *rank.first_of_step)
-            self.books.leave(rank, _LEFT_BY.get(message.outcome, RankState.ABORTED))
+            state = _LEFT_BY.get(message.outcome, RankState.ABORTED)
+            self.books.leave(rank, RankState.ABORTED if message.is_interrupted else state)
             yield from self._end(rank, message, now)
         elif isinstance(message, messages.LookedCloser):
             if self._is_skipped(rank, message):

@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeAlias
 
 from rankwatch.shared.bounded import BoundedDict
 from rankwatch.shared.link import wire
+from rankwatch.shared.printable import printable
 from rankwatch.shared.system.identity import safe_name
 from rankwatch.shared.types import messages
 from rankwatch.shared.types.frame import FrameTable
@@ -37,6 +38,8 @@ KEPT_RUNS = 16
 
 MOST_SPECS = 50_000
 """Frames whose names are looked at for patterns that match nothing: the collector has other work."""
+
+NOTHING_CHANGED = "nothing was changed; modules that are not measured now are known after --modules ''"
 
 KNOWN_NAMES = 4096
 """Names whose last number is remembered; of any other name, the free number is searched for."""
@@ -288,14 +291,16 @@ class Ledger:
             yield from self._note_refusal(f"refused a change of options: {text}", bound)
             yield Send(peer, messages.Error(text, "none"))
             return
+        if mistyped := list(_mistyped(tune.tuning, (table for run in chosen for table in run.batches.tables))):
+            yield Send(peer, messages.Error("; ".join([*mistyped, NOTHING_CHANGED]), "none"))
+            return
         ranks = 0
         for run in chosen:
             send = run.tune(tune.tuning, now)
             ranks += len(send.peers)
             yield send
             yield Note(f"run {run.id}: options changed: {tune.tuning.describe()}")
-        lines = tuple(_mistyped(tune.tuning, (table for run in chosen for table in run.batches.tables)))
-        yield Send(peer, messages.Tuned(tuple(run.id for run in chosen), ranks, lines))
+        yield Send(peer, messages.Tuned(tuple(run.id for run in chosen), ranks))
 
     def _hello(self, peer: bytes, hello: messages.Hello, bound: str, now: float, size: int) -> Iterator[Effect]:
         complaint = _complaint(hello, bound)
@@ -316,9 +321,10 @@ class Ledger:
         is_new = run is None
         if run is None:
             run = self._open(hello, bound)
-            yield Note(
-                f"run {run.id}: {hello.world_size} rank{'s' * (hello.world_size != 1)}, first heard of on {hello.host}"
-            )
+            ranks = f"{hello.world_size} rank{'s' * (hello.world_size != 1)}"
+            where = self._options.folder_of(run.id)
+            told = f"; its record goes to {printable(where)}, and with capsule=on its capsules" if where else ""
+            yield Note(f"run {run.id}: {ranks}, first heard of on {hello.host}{told}")
             if hello.world_size > self._options.room:
                 yield Note(
                     f"run {run.id}: only {self._options.room} ranks can connect, for want of file descriptors: "

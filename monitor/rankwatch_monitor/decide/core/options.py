@@ -63,6 +63,10 @@ class Options:
     def lost_after(self) -> float:
         return 3 * self.heartbeat
 
+    def folder_of(self, run: str) -> str:
+        """Where the files of a run are; empty: not known."""
+        return f"{self.runs_dir}/{run}" if self.runs_dir else ""
+
     def for_world(self, size: int) -> Options:
         """The options of a run of ``size`` ranks: very many beat more slowly, have longer to answer, and smaller windows."""
         return replace(

@@ -206,7 +206,9 @@ class Report:
     course: Course | None = None
     """How a run without a verdict went; None while that was not looked for."""
     closeup: CloseUp | None = None
-    """What the verdict's rank found when it ran again what went bad; None: none has arrived."""
+    """What the verdict's rank, or one that tripped alike, found when it ran again what went bad; None: none has arrived."""
+    looked: int = -1
+    """The rank of the close-up; -1: that of the verdict."""
     desync: tuple[Desync, ...] = ()
     """The parameters that are not what they must be, the earliest first."""
     desync_unkept: int = 0
@@ -214,7 +216,7 @@ class Report:
     compared: Compared | None = None
     """None: no two replicas were compared."""
     stops_ranks: bool = False
-    """Whether the ranks were stopped by a verdict, or because replicas that must be equal are not."""
+    """Whether rankwatch stopped the ranks: by a verdict, for a stall, or because replicas that must be equal are not."""
     model: int = 0
     """The number of the model among those that each of its processes watches."""
     is_own: bool = True
@@ -235,11 +237,20 @@ class Report:
     """The run's folder; empty while it is not known."""
     end: End = End.FINISHED
     """As it looks so far."""
+    made_with: tuple[str, ...] = ()
+    """Command, options, commit and versions, as rank 0 tells them: a line each."""
+    follows: str = ""
+    """The run of another model of the same processes that ended badly just before: this is the same failure."""
 
     @property
     def stalled(self) -> str:
         """The stall in a sentence; empty without one."""
         return "" if self.stall is None else self.stall.text
+
+    @property
+    def others(self) -> list[RankRow]:
+        """The ranks that are to acknowledge the abort."""
+        return [row for row in self.ranks if row.state not in (RankState.FAILED, RankState.LOST)]
 
     @property
     def batches(self) -> int:

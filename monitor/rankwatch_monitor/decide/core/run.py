@@ -227,6 +227,7 @@ class Run:
             yield from self._look_for_skips(now, ended=True)
             yield from self._tell_desync(now)
             self.replicas.note_compared(now, at_once=True)
+            yield from self.ending.tell()
             yield Publish(self.report(), news=True)
         if ended or self.ending.have_all_ended(now):
             yield from self._look_for_stall(now, ended=True)
@@ -239,6 +240,7 @@ class Run:
             if self.ending.is_unused:
                 yield self.books.note(f"dropped: {self.ending.state.reason}")
             else:
+                yield from self.ending.tell()
                 yield Publish(self.report(), news=is_news)
 
     def _is_settled(self, now: float) -> bool:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from rankwatch.shared.types.closeup import fullness
+
 from ..trip.divergence import origin_of
 from ..trip.skipped import refusal
 from .effects import Show
+from .journal import NO_RANK
 from .notices import told
 from .rank import count_frames
 from .report import End, Outcome, RankRows, Report
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 
 def report_of(run: Run) -> Report:
     ending, verdict, skips = run.ending.state, run.verdict, run.skips
+    looked = NO_RANK if verdict is None else max(verdict.tripped_alike, key=lambda one: fullness(run.ranks[one].closeup))
     rows = {number: rank.row() for number, rank in run.ranks.items()}
     return Report(
         run=run.id,
@@ -30,7 +34,8 @@ def report_of(run: Run) -> Report:
         outcome=ending.outcome or Outcome.FINISHED,
         reason=ending.reason,
         verdict=verdict,
-        closeup=None if verdict is None else run.ranks[verdict.tripped].closeup,
+        closeup=None if verdict is None else run.ranks[looked].closeup,
+        looked=looked,
         frames_in_batch=count_frames(verdict, run.ranks),
         acknowledged_in=run.ending.abort.answered_in(run.ranks),
         ranks=RankRows(rows, run.world_size),
@@ -50,7 +55,8 @@ def report_of(run: Run) -> Report:
         collectives_unkept=run.calls.unkept,
         gaps=run.batches.gaps.all(),
         end=End.FINISHED if ending.decided is None else ending.decided.end,
-        stops_ranks=ending.outcome is Outcome.ABORTED and ending.aborts,
+        made_with=run.ranks[0].hello.made_with if 0 in run.ranks else (),
+        stops_ranks=ending.outcome in (Outcome.ABORTED, Outcome.STALLED) and ending.aborts,
     )
 
 

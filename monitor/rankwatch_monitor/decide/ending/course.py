@@ -56,9 +56,9 @@ class GrownReading(NamedTuple):
 
 
 class Course(NamedTuple):
-    """``seconds``: from its first event to its last one. ``pace``: batches a second. ``steps``: optimizer steps between its first
-    batch and its last one. ``signs``: what its numbers say of whether it went well. None: not known. ``first_loss`` and
-    ``last_loss``: where several losses take turns, those of the first of ``losses``.
+    """``seconds``: from its first event, at the Unix time ``began`` (0: not known), to its last one. ``pace``: batches a second.
+    ``steps``: optimizer steps between its first batch and its last one. ``signs``: what its numbers say of whether it went well.
+    None: not known. ``first_loss`` and ``last_loss``: where several losses take turns, those of the first of ``losses``.
     """
 
     seconds: float
@@ -70,3 +70,4 @@ class Course(NamedTuple):
     steps: int | None = None
     losses: tuple[LossCourse, ...] = ()
     signs: Signs | None = None
+    began: float = 0.0

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from rankwatch.shared.types import messages
 from rankwatch.shared.words.brief import brief, is_of_a_collective
+from rankwatch.shared.words.text import describe_culprit
 
 from ..calls.differs import Explain
 from ..core.books import Books, Desk, Stop
@@ -35,6 +37,7 @@ class EndingDesk(Desk):
     silence: Silence = field(init=False)
     orphans: Orphans = field(init=False)
     is_published: bool = False
+    _has_told: bool = False
     _all_ended_at: float | None = None
 
     def __post_init__(self) -> None:
@@ -69,10 +72,17 @@ class EndingDesk(Desk):
     def stop(self, incident: Incident, stop: Stop, now: float) -> Iterator[Effect]:
         """If this decides how the run ends: the ranks that still run must not wait in a collective for one that does not."""
         if self.happens(incident, stop.reason, now):
+            yield from self.tell()
             self.abort.message = self._make_abort(stop)  # the fact does not say whom it is about
             yield self.abort.send(self.books.ranks, now)
             yield from self.look_for_holds(now)
             yield from self.tell_how_long(self.books.ranks.values(), now)
+
+    def tell(self) -> Iterator[Effect]:
+        """Once: that the run has failed. Of a verdict, and of a stall, more was told already."""
+        if self.state.outcome in (Outcome.FAILED, Outcome.LOST) and not self._has_told:
+            self._has_told = True
+            yield self.books.note(f"{self.state.outcome}: {self.state.reason}", logging.ERROR)
 
     def take_beat(self, rank: Rank, beat: messages.Beat, now: float) -> Iterable[Effect]:
         """It mostly has no effect, so no generator is made for it."""
@@ -84,6 +94,8 @@ class EndingDesk(Desk):
 
     def take(self, rank: Rank, bye: messages.Bye, culprit: int, now: float) -> Iterator[Effect]:
         """A rank has said goodbye, and has left. ``culprit``: the rank for which it waited in vain, if it is known."""
+        if bye.is_interrupted:
+            self.happens(Incident.JOB_INTERRUPTED, "SIGINT", now)
         if bye.outcome == "failed":
             text = f"{rank.name} failed: {brief(bye.text, bye.at)}"
             yield from self.stop(Incident.RANK_FAILED, Stop(text, culprit), now)
@@ -198,8 +210,9 @@ class EndingDesk(Desk):
         match entry.fact:
             case Decided() as decided:
                 self.state = self.state.decide_as(decided, entry.now)
-                if decided.abort and (self.abort.message is None or self.abort.message.reason != decided.reason):
-                    self.abort.begin(self._make_abort(Stop(decided.reason)), entry.now)
+                abort = self._make_abort(Stop(decided.reason))
+                if decided.abort and (self.abort.message is None or self.abort.message.reason != abort.reason):
+                    self.abort.begin(abort, entry.now)
                     self.holding.begin(entry.now)
             case Skipped(so_far=so_far):
                 self.state = replace(self.state, left_out=so_far)
@@ -217,7 +230,8 @@ class EndingDesk(Desk):
         lost = [rank for rank in found.dead if rank.state is RankState.LOST]
         if lost:
             text = self.silence.describe_lost(lost, now)
-            yield books.note(text)
+            if not self.state.is_open or not books.options.abort_on_lost:
+                yield books.warn(text)
             yield from self.stop(Incident.RANKS_LOST, Stop(text), now)
 
     def _look_who_lives_on(self, now: float) -> Iterator[Effect]:
@@ -225,7 +239,7 @@ class EndingDesk(Desk):
         if books.running:
             yield from self.stop(Incident.OUTLIVED, Stop(""), now)
         if self.abort.message is None and (text := self.orphans.look(books.ranks[number] for number in books.running)):
-            yield books.note(text)
+            yield books.warn(text)
             yield from self.stop(Incident.ORPHANED, Stop(text), now)
 
     def _give_up(self, ranks: Sequence[Rank], now: float, successor: str) -> None:
@@ -236,13 +250,16 @@ class EndingDesk(Desk):
 
     def _make_abort(self, stop: Stop) -> messages.Abort:
         options, verdict = self.books.options, self.books.verdict
-        abort = messages.Abort(stop.reason, stop.culprit, stop.tripped_at, options.abort_grace, options.hold_limit)
+        clause = stop.reason.partition("; ")[0]  # each rank says it, and torchrun says it again: the report has all
+        abort = messages.Abort(clause, stop.culprit, stop.tripped_at, options.abort_grace, options.hold_limit)
         if verdict is None:
             return abort
-        module, batch = verdict.trip.frame.spec.module, verdict.trip.position.batch
-        return replace(abort, batch=batch, module=module, cause=verdict.cause.value)
+        trip = verdict.trip
+        clause = f"{describe_culprit(verdict.who(self.books.ranks[verdict.tripped].name), trip)} ({verdict.cause.value})"
+        module, batch = trip.frame.spec.module, trip.position.batch
+        return replace(abort, reason=clause, batch=batch, module=module, cause=verdict.cause.value)
 
     def _named(self, effects: Iterator[Effect]) -> Iterator[Effect]:
         """With the run's id in front of each note."""
         for effect in effects:
-            yield self.books.note(effect.text, is_warning=effect.is_warning) if isinstance(effect, Note) else effect
+            yield self.books.note(effect.text, effect.level) if isinstance(effect, Note) else effect

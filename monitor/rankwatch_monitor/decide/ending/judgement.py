@@ -13,6 +13,8 @@ from itertools import pairwise, permutations
 from statistics import median
 from typing import NamedTuple
 
+from rankwatch.shared.figures import figure
+
 LEAST = 64
 """Batches of which a run is judged, at least."""
 
@@ -212,11 +214,11 @@ class _Curve:
 
     @property
     def text(self) -> str:
-        return f"{self.label} {number(self.first)} -> {number(self.last)}{self._trend()}"
+        return f"{self.label} {figure(self.first)} -> {figure(self.last)}{self._trend()}"
 
     def _trend(self) -> str:
         if self.is_positive and 0.0 < self.lowest <= self.last / 2.0 and not self.has_fallen:
-            return f" ({number(self.lowest)} at its lowest, in batch {self.batches[self.place]})"
+            return f" ({figure(self.lowest)} at its lowest, in batch {self.batches[self.place]})"
         if self.has_fallen:
             quarter = len(self.values) // 4
             before, now = self.values[-2 * quarter : -quarter], self.values[-quarter:]
@@ -263,9 +265,9 @@ def _of_blow_up(curve: _Curve, numbers: RunNumbers) -> Doubt | None:
 
 
 def _grown(curve: _Curve, place: int, numbers: RunNumbers) -> Doubt:
-    batch, low = curve.batches[place], f"from {number(curve.lowest)} in batch {curve.batches[curve.place]}"
+    batch, low = curve.batches[place], f"from {figure(curve.lowest)} in batch {curve.batches[curve.place]}"
     now = curve.last if len(curve.values) >= LEAST else curve.values[-1]
-    text = f"the {curve.label} has grown x{number(now / curve.lowest)} since batch {batch}: {number(now)}"
+    text = f"the {curve.label} has grown x{figure(now / curve.lowest)} since batch {batch}: {figure(now)}"
     return Doubt("loss-grown", batch, f"{text}, {low}{_parted(numbers.of_ranks(curve.label, batch))}")
 
 
@@ -277,7 +279,7 @@ def _parted(losses: dict[int, float]) -> str:
     others = median([loss for other, loss in losses.items() if other != rank])
     is_alone = losses[rank] >= PARTED * others > 0.0
     return (
-        f"; on rank {rank} alone: {number(losses[rank])}, the others {number(others)}"
+        f"; on rank {rank} alone: {figure(losses[rank])}, the others {figure(others)}"
         if is_alone
         else "; on all ranks alike"
     )
@@ -295,8 +297,8 @@ def _of_a_pair(curves: Sequence[_Curve]) -> list[Doubt]:
             continue
         if min(grown.values[-2 * LASTS :]) >= BEYOND * grown.first:
             batch = gone.batches[next(at + 1 for at in range(len(gone.values) - 1, -1, -1) if gone.values[at] > limit)]
-            text = f"the {gone.label} has vanished since batch {batch} ({number(gone.first)} -> {number(gone.last)})"
-            rest = f"the {grown.label} has grown: {number(grown.first)} -> {number(grown.last)}"
+            text = f"the {gone.label} has vanished since batch {batch} ({figure(gone.first)} -> {figure(gone.last)})"
+            rest = f"the {grown.label} has grown: {figure(grown.first)} -> {figure(grown.last)}"
             return [Doubt("one-sided", batch, f"{text}, and {rest}")]
     return []
 
@@ -329,7 +331,7 @@ def _of_outputs(outputs: Sequence[Grown], *, has_fallen: bool) -> list[Doubt]:
     if has_fallen or not found:
         return []
     one = min(found, key=lambda grown: grown.batch)
-    text = f"the output of {one.name} has grown x{number(one.last / one.first)} since its first batches: {number(one.last)}"
+    text = f"the output of {one.name} has grown x{figure(one.last / one.first)} since its first batches: {figure(one.last)}"
     return [Doubt("output-grown", one.batch, f"{text}, and the loss has not fallen")]
 
 
@@ -338,7 +340,7 @@ def _of_outputs(outputs: Sequence[Grown], *, has_fallen: bool) -> list[Doubt]:
 
 def _pace(begins: ByBatch, forwards: ByBatch, pace: float | None) -> tuple[Doubt | None, str]:
     """A reason, and the pace in words. Medians: an evaluation or a checkpoint now and then is no change."""
-    told = f"{number(pace)} batches/s" if pace is not None else ""
+    told = f"{figure(pace)} batches/s" if pace is not None else ""
     count = len(begins)
     if count < LEAST or not told:
         return None, told
@@ -359,14 +361,14 @@ def _pace(begins: ByBatch, forwards: ByBatch, pace: float | None) -> tuple[Doubt
         return None, f"{told}, steady"
     if span < MINUTES:
         return None, told
-    told = f"{told} ({number(1 / before)} in the first minutes, {number(1 / now)} in the last)"
+    told = f"{told} ({figure(1 / before)} in the first minutes, {figure(1 / now)} in the last)"
     work = median([forwards.values[at] for at in last]) / max(median([forwards.values[at] for at in first]), 1e-9)
     if ratio < SLOWER or work >= SLOWER_FORWARD:
         return None, told
     slow = 1.5 * before
     since = next(at + 1 for at in range(count - 2, -1, -1) if at < skipped or median(steps[max(0, at - 8) : at + 9]) < slow)
     batch = begins.batches[min(since, last[0])]
-    text = f"a batch takes x{number(ratio)} as long as in the first minutes, since about batch {batch}, and its forward does not"
+    text = f"a batch takes x{figure(ratio)} as long as in the first minutes, since about batch {batch}, and its forward does not"
     return Doubt("slower", batch, text), told
 
 
@@ -374,11 +376,3 @@ def _smoothed(values: Sequence[float]) -> list[float]:
     """Medians of SMOOTHED numbers, shorter at both ends."""
     reach = SMOOTHED // 2
     return [median(values[max(0, at - reach) : at + reach + 1]) for at in range(len(values))]
-
-
-def number(value: float) -> str:
-    """As people write it."""
-    size = abs(value)
-    if size and not 1e-3 <= size < 1e6:
-        return f"{value:.1e}".replace("e+0", "e").replace("e+", "e").replace("e-0", "e-")
-    return f"{value:,.0f}" if size >= 1000 else f"{value:.3g}"

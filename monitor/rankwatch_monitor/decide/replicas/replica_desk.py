@@ -63,7 +63,7 @@ class ReplicaDesk(Desk):
         for found in fresh:
             text = describe_desync(found, self.books.world_size)
             told.append(text)
-            yield self.books.note(text)
+            yield self.books.warn(text)
             if self.books.options.abort_on_desync and any(one.is_split for one in found):
                 yield Stop(text, found[0].ranks[0] if len(found[0].ranks) == 1 else NO_RANK)
         if told:

@@ -40,7 +40,7 @@ class StallDesk(Desk):
         if self.stacks.expects(rank.number, answer):
             self.books.note_down(now, answer, rank.number)
             self.stacks.take(rank.number, answer)
-            yield self.books.note("\n    ".join([f"{rank.name} is in {answer.waits or 'its threads'}", *answer.lines]))
+            yield self.books.warn("\n    ".join([f"{rank.name} is in {answer.waits or 'its threads'}", *answer.lines]))
 
     def look(
         self, now: float, explain: Explain, is_awaited: bool, *, is_open: bool, ended: bool = False
@@ -51,7 +51,7 @@ class StallDesk(Desk):
         """
         books = self.books
         news = self.watch.look(books.ranks, books.running, now) if is_open else StallNews()
-        yield from map(books.note, news.notes)
+        yield from map(books.warn, news.notes)
         if news.is_other:
             books.find(now, Stood(news.stall))
         silent: dict[str, list[int]] = {}
@@ -62,7 +62,7 @@ class StallDesk(Desk):
             else:
                 yield effect
         for why, ranks in silent.items():
-            yield books.note(f"{name_spans(ranks)} gave no stack: {why}")
+            yield books.warn(f"{name_spans(ranks)} gave no stack: {why}")
         self._is_news |= bool(news.began)
         if (is_awaited or self.stacks.are_awaited(now)) and not ended:
             return
@@ -80,7 +80,7 @@ class StallDesk(Desk):
         news = self.held_up.look(self.books.ranks, self.books.running)
         if news is not None:
             self.books.find(now, WaitedFor(*news))
-            yield self.books.note(news[1] or "no rank holds up the others any more", is_warning=bool(news[1]))
+            yield self.books.warn(news[1]) if news[1] else self.books.note("no rank holds up the others any more")
 
     def _retell(self, why: UnequalCalls | None, now: float) -> Iterator[Effect]:
         """Once it is known where the ranks are, and what they have called, the sentence says so."""
@@ -93,7 +93,7 @@ class StallDesk(Desk):
         if text != stall.text:
             self.books.find(now, Stood(self.watch.retell(text)))
             if self._is_news:
-                yield self.books.note(text)
+                yield self.books.warn(text)
         self._retold = self.watch.stall, given
 
     def apply(self, entry: Entry) -> None:

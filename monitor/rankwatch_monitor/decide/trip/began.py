@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from rankwatch.shared.figures import figure
 from rankwatch.shared.types.frame import OF_MODULE
 from rankwatch.shared.types.trip import Trip
 
@@ -120,7 +121,7 @@ def describe_origin(origin: TripOrigin, world_size: int) -> str:
         of = f", of the {origin.ranks} ranks that were looked at" if is_part else ""
         return f"not seen: no measured reading jumped in the {origin.batches} batches before the trip{of}"
     what = _name(began)
-    how = f"jumped x{began.factor:.3g}" if math.isfinite(began.factor) else "was not finite"
+    how = f"jumped x{figure(began.factor)}" if math.isfinite(began.factor) else "was not finite"
     if began.rank is None:
         return f"batch {began.batch}, {'all ranks alike' if world_size > 1 else 'rank 0'}: {what} {how}"
     others = f"those of {origin.ranks - 1} other ranks that were looked at" if is_part else "the other ranks'"
@@ -133,7 +134,7 @@ def advise_began(origin: TripOrigin | None) -> str:
     began = origin.began if origin is not None else None
     if began is None:
         return ""
-    how = f"x{began.factor:.3g} what it usually is" if math.isfinite(began.factor) else "not finite"
+    how = f"x{figure(began.factor)} what it usually is" if math.isfinite(began.factor) else "not finite"
     if not began.module and began.label.startswith("input"):
         whose = "all ranks'" if began.rank is None else f"rank {began.rank}'s"
         return f"look at {began.label} of batch {began.batch} in {whose} data: it is {how}"

@@ -190,7 +190,7 @@ class SkipDesk(Desk):
         text = "; ".join(filter(None, (f"optimizer step {one.step} was left out: {what}{restored}", one.left)))
         so_far = tell_all([*self.told.values(), one], self.count + 1)
         self.books.find(now, Skipped(*key, text, so_far, stops, found))
-        yield self.books.note(f"{text}; {stops}" if stops else text, is_warning=True)
+        yield self.books.warn(f"{text}; {stops}" if stops else text)
         yield Worry(Trouble.SKIP, text)
         if stops:
             yield Stop(f"{what}; {stops}", NO_RANK if verdict.rank is None else verdict.rank, trip.time)

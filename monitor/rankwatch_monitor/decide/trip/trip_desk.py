@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -116,15 +117,17 @@ class TripDesk(Desk):
         refused = f"the step could not be left out: {why}" if (why := refusal(verdict)) else ""
         earlier = f"{count_steps(count)} before" if (count := before(trip.optimizer_step)) else ""
         text = "; ".join(filter(None, (text, refused, earlier)))
-        yield self.books.note(f"first {trip.culprit.state.name.lower()}: {text}; {reason}")
+        yield self.books.note(f"first {trip.culprit.state.name.lower()}: {text}; {reason}", logging.ERROR)
         yield Stop(text, NO_RANK if verdict.rank is None else verdict.rank, trip.time)
 
     def is_heard(self, now: float) -> bool:
-        """Whether the verdict's rank has told all, or is late."""
-        if self.books.verdict is None:
+        """Whether the verdict's rank, and those that tripped alike, have told all, or are late."""
+        verdict, ranks = self.books.verdict, self.books.ranks
+        if verdict is None:
             return True
-        culprit = self.books.ranks[self.books.verdict.tripped]
-        return not (culprit.owes_closeup(now) or culprit.owes_turn(now))
+        return not (
+            ranks[verdict.tripped].owes_turn(now) or any(ranks[one].owes_closeup(now) for one in verdict.tripped_alike)
+        )
 
     # --- findings -----------------------------------------------------------------------------------------------------
 

@@ -144,6 +144,14 @@ class Verdict:
         return ((self.tripped, self.trip), *self.also)
 
     @property
+    def tripped_alike(self) -> tuple[int, ...]:
+        """The ranks of which any close-up shows what went bad, the one of ``trip`` first: several, where no single one is the
+        culprit."""
+        if self.rank is not None and not self.alike:
+            return (self.tripped,)
+        return tuple(rank for rank, trip in self.all_tripped if _place(trip) == _place(self.trip))
+
+    @property
     def is_everywhere(self) -> bool:
         """Whether all of several ranks tripped in one batch, each of the verdict's cause."""
         trips = [trip for _, trip in self.all_tripped]
@@ -162,6 +170,12 @@ class Verdict:
             return f"{NO_SINGLE_RANK} is known ({name_spans(self.alike)} of {self.world_size} has it)"
         at_once = f"{name_spans(self.alike)} of {self.world_size} at once"
         return f"{NO_SINGLE_RANK} ({at_once})" if self.alike else name
+
+
+def _place(trip: Trip) -> tuple[object, ...]:
+    """Where a rank went bad, and in which reading."""
+    spec = trip.frame.spec
+    return trip.position[:2], spec.module, spec.phase, trip.culprit.label
 
 
 def elect(

@@ -8,9 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from rankwatch.shared.bounded import BoundedDict
+
 from ...decide.core.effects import Publish
 from ...decide.core.gaps import Gap, joined
-from ...decide.core.report import Report
+from ...decide.core.report import Outcome, Report
+from ...decide.ending.rules import EXCUSED
 from .run_folder import RunsFolder
 from .unwritten import FileWrite
 
@@ -18,6 +21,9 @@ log = logging.getLogger(__name__)
 
 SOON = 5.0
 """Seconds after which a report is shown without what the record knows: a disk that hangs must not hold it back."""
+
+KNOWN_ENDS = 65_536
+"""Processes of which it is known that a run of theirs ended badly."""
 
 
 class Publisher:
@@ -41,14 +47,29 @@ class Publisher:
         self._show = show
         self._unstored = unstored
         self._number = 0
+        self._ended = BoundedDict[tuple[str, int], tuple[str, int, float]](KNOWN_ENDS)
+        """By process: which run of it ended badly, of which model, and when."""
         self._waiting: dict[int, tuple[float, Publish]] = {}
 
     def publish(self, report: Publish) -> None:
-        report = replace(report, report=self._runs.locate(report.report))
+        report = replace(report, report=self._following(self._runs.locate(report.report)))
         self._number += 1
         self._waiting[self._number] = time.monotonic(), report
         complete = partial(self._complete, self._number, report)
         self._write(report.report.run, FileWrite(complete, partial(complete, is_recorded=False)))
+
+    def _following(self, report: Report) -> Report:
+        """The report, with the run that it follows from: a process that fails ends the runs of all its models."""
+        if report.outcome is Outcome.FINISHED:
+            return report
+        now = time.monotonic()
+        processes = [(row.host, row.pid) for row in report.ranks if row.pid]
+        earlier = filter(None, map(self._ended.get, processes))
+        found = next((run for run, model, at in earlier if model != report.model and now - at <= EXCUSED), "")
+        if not found:
+            for process in processes:
+                self._ended[process] = report.run, report.model, now
+        return replace(report, follows=found)
 
     def show_late(self, after: float = SOON) -> None:
         """Shows the reports that have waited for so many seconds, as they are."""

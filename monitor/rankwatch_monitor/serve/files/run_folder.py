@@ -149,7 +149,7 @@ class RunsFolder:
 
     def locate(self, report: Report) -> Report:
         """The report with the run's folder."""
-        return replace(report, folder=printable(str(self.path / report.run)))
+        return replace(report, folder=printable(str((self.path / report.run).absolute())))
 
     def publish(self, report: Report, *, is_recorded: bool = True) -> Report:
         """Writes ``report.txt`` and ``report.json``, and returns the report with what its record knows beside the facts.

@@ -45,6 +45,9 @@ KNOWN_ALERTS = 4096
 
 VERDICT = "verdict"
 
+BY_HAND = "stopped by SIGINT"
+"""The reason of a run that Ctrl-C ended: whoever pressed it knows."""
+
 Event: TypeAlias = tuple[str, Report, str, Outcome | None]
 
 
@@ -66,8 +69,9 @@ class Notifier:
         self._thread: threading.Thread | None = None
 
     def tell(self, report: Report) -> None:
-        """The end of a run is known. Of one that finished well, nothing is told."""
-        if report.outcome is not Outcome.FINISHED:
+        """The end of a run is known. Nothing is told of one that finished well, that Ctrl-C ended, or whose failure was told."""
+        is_told = report.outcome is not Outcome.FINISHED and report.reason != BY_HAND and not report.follows
+        if is_told:
             text = ": ".join(filter(None, (report.outcome.value, report.reason)))
             self._start(VERDICT, report, text, report.outcome)
 

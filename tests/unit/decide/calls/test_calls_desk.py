@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -96,7 +97,7 @@ def train(ranks: Ranks, odd: int = -1, more: str = "") -> None:
 
 
 def warnings(at: Desk) -> list[str]:
-    return [effect.text for effect in at.effects if isinstance(effect, Note) and effect.is_warning]
+    return [effect.text for effect in at.effects if isinstance(effect, Note) and effect.level == logging.WARNING]
 
 
 def test_one_barrier_more_is_told_two_steps_later() -> None:

@@ -11,12 +11,15 @@ from hypothesis import strategies as st
 import makers
 from desk import Desk, connected
 from rankwatch.shared.types import messages
+from rankwatch.shared.types.closeup import CloseUp
 from rankwatch.shared.types.trip import Trip
 from rankwatch_monitor.decide.core.effects import Publish, Send
 from rankwatch_monitor.decide.core.ledger import Tick
 from rankwatch_monitor.decide.core.rank import CLOSEUP_MARGIN
 from rankwatch_monitor.decide.core.report import RankState
 from rankwatch_monitor.decide.core.run import Run
+from rankwatch_monitor.views.as_json import to_dict
+from rankwatch_monitor.views.text import render_head
 
 FOUND = makers.closeup()
 WITHIN = 5.0
@@ -224,3 +227,34 @@ def test_a_closeup_at_any_moment_changes_nothing_but_the_report(told: list[tuple
         assert bool(looked.desk.reports) == (bool(plain.desk.reports) and not owes)
         if culprit is not None and culprit.number in looked_at and looked.desk.reports:
             assert looked.run.report().closeup == FOUND
+
+
+def test_of_ranks_that_tripped_alike_the_fullest_closeup_is_told_and_whose_it_is() -> None:
+    desk = connected(3, heartbeat=60.0)
+    trip = replace(makers.trip(at=(3, 0, 1)), closeup_within=WITHIN)
+    desk.receive(range(3), messages.Tripped(1, trip))
+    assert (desk.decided.alike, desk.decided.tripped) == ((0, 1, 2), 0)
+    desk.receive(range(3), messages.Ack(0, abort=True))
+    desk.receive(0, messages.LookedCloser(2, CloseUp(note="out of memory")))
+    assert desk.reports == []  # the others have yet to say what they found
+    desk.receive(1, messages.LookedCloser(2, replace(FOUND, precision=(), capsule="")))
+    desk.receive(2, messages.LookedCloser(2, replace(FOUND, capsule="/tmp/capsule")))
+    (report,) = desk.reports
+    assert (report.looked, report.closeup) == (2, replace(FOUND, capsule="/tmp/capsule"))
+    report = replace(report, folder="runs/train-0")
+    head = render_head(report)
+    assert "  looked     rank 2 ran it again: of the ranks that tripped alike, its close-up is the fullest\n" in head
+    assert head.endswith(f"  replay     rankwatch replay /tmp/capsule (on {report.ranks[2].host})\n")
+    parsed = to_dict(report)["verdict"]
+    assert (parsed["rank"], parsed["closeup"]["rank"]) == (0, 2)
+
+
+def test_a_single_culprits_own_closeup_is_told_however_little_it_says() -> None:
+    desk = connected(2, heartbeat=60.0)
+    desk.receive(0, messages.Tripped(1, announced(0)))
+    desk.receive(1, messages.Tripped(1, announced(4)))
+    desk.receive(range(2), messages.Ack(0, abort=True))
+    desk.receive(1, messages.LookedCloser(2, FOUND))
+    desk.receive(0, messages.LookedCloser(2, CloseUp(note="out of memory")))
+    (report,) = desk.reports
+    assert (report.looked, report.closeup) == (0, CloseUp(note="out of memory"))

@@ -33,19 +33,23 @@ def test_a_tuning_reaches_the_ranks_that_are_there_and_those_that_come() -> None
     assert "run train-0: options changed: every 10" in desk.notes
 
 
-def test_the_answer_names_patterns_that_match_nothing() -> None:
+def test_patterns_that_match_nothing_are_refused() -> None:
     desk = connected(2)
     mistyped = messages.Tune(tuning=Tuning(modules=("*", "blocks.9.*"), ignore=("*:outptu",)))
     assert tuned(desk, mistyped) == [messages.Tuned(("train-0",), 2)]  # before anything was measured
     table = makers.table()
     desk.receive(0, messages.Table(table), messages.Batch(2, makers.summary(of=table)))
     desk.wait(2.0)
+    desk.take()
     (answer,) = tuned(desk, mistyped)
-    assert isinstance(answer, messages.Tuned)
-    assert [line.partition(";")[0] for line in answer.mistyped] == [
+    assert isinstance(answer, messages.Error)
+    for line in (
         "modules: 'blocks.9.*' matches no name among the 1 module measured so far",
         "ignore: '*:outptu' matches no name or reading among the 1 module measured so far",
-    ]
+        "nothing was changed",
+    ):
+        assert line in answer.text
+    assert desk.sent(0, messages.Tune) == []
     assert tuned(desk, messages.Tune(tuning=Tuning(every=2, modules=()))) == [messages.Tuned(("train-0",), 2)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 
 import pytest
@@ -34,7 +35,7 @@ def steps_of(desk: Desk) -> list[int]:
 
 
 def warnings_of(desk: Desk) -> list[str]:
-    return [note.text for note in desk.asked(Note) if note.is_warning]
+    return [note.text for note in desk.asked(Note) if note.level == logging.WARNING]
 
 
 # --- one step -------------------------------------------------------------------------------------------------------------

@@ -156,3 +156,10 @@ def test_at_the_end_a_few_commands_are_waited_for_and_the_rest_is_named(
     assert caplog.messages[-1].startswith("the command of --on-verdict was not told of ")
     assert caplog.messages[-1].endswith(" events: there was no more time")
     one.stop()
+
+
+def test_of_ctrl_c_nothing_is_told_and_of_what_failed_just_before_it_is(tmp_path: Path) -> None:
+    by_hand = replace(LOST, outcome=Outcome.ABORTED, reason="stopped by SIGINT", end=End.SIGNAL)
+    told(f"touch {tmp_path}/by_hand", by_hand)
+    told(f"touch {tmp_path}/failed", replace(by_hand, reason="stopped by SIGINT; just before, rank 1 failed: KeyError"))
+    assert [path.name for path in tmp_path.iterdir()] == ["failed"]

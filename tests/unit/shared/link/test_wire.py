@@ -82,8 +82,8 @@ def test_golden_bytes() -> None:
     assert wire.encode(tune).hex() == "93a454554e45" "a7747261696e2d30" "95" "0a" "91a3612e2a" "c0" "91cc95" "a56173796e63"
     assert wire.encode(messages.Tuned(("train-0",), 8)).hex() == "94a554554e4544" "91a7747261696e2d30" "08" "90"
     assert wire.encode(makers.hello(3, 8, stage=2)).hex() == (
-        "dc0014a548454c4c4f" "0100" "a5747261696e" "00030803" "a56e6f646531" "67" "a3637075" "a6322e31332e30"
-        "a970726f636573732d33" "02" "94a0a0a0a0" "a0" "00" "cb0000000000000000" "a0" "a0"
+        "dc0015a548454c4c4f" "0100" "a5747261696e" "00030803" "a56e6f646531" "67" "a3637075" "a6322e31332e30"
+        "a970726f636573732d33" "02" "94a0a0a0a0" "a0" "00" "cb0000000000000000" "a0" "a0" "90"
     )
     trip = wire.encode(messages.Tripped(1, makers.trip(loss_scale=1024.0)))
     assert trip.hex().endswith(

@@ -30,36 +30,36 @@ def test_approaching_overflow_is_the_most_urgent() -> None:
     [
         (
             notice(),
-            "next to overflow: layer (Linear), output: abs max 4.09e+03 in batch 12 is 6% of float16's largest number "
+            "next to overflow: layer (Linear), output: abs max 4,090 in batch 12 is 6% of float16's largest number "
             "and grows by x2 a batch: about 4 batches are left",
         ),
         (
             notice(NoticeKind.JUMP, module="", label="loss", value=4e6, growth=10.0),
-            "a jump: (root) (Linear), loss: abs max 4.00e+06 in batch 12 is x1.02e+03 the largest of the batches before",
+            "a jump: (root) (Linear), loss: abs max 4e6 in batch 12 is x1,020 the largest of the batches before",
         ),
         (
             notice(module="", value=40000.0),
-            "next to overflow: (root) (Linear), output: abs max 4.00e+04 in batch 12 is 61% of float16's largest number "
+            "next to overflow: (root) (Linear), output: abs max 40,000 in batch 12 is 61% of float16's largest number "
             "and grows by x2 a batch: about 1 batch is left",
         ),
         (
             notice(value=65504.0, growth=-0.1),
-            "next to overflow: layer (Linear), output: abs max 6.55e+04 in batch 12 is 100% of float16's largest number "
+            "next to overflow: layer (Linear), output: abs max 65,500 in batch 12 is 100% of float16's largest number "
             "and does not grow",
         ),
         (
             notice(value=64300.0, growth=math.log2(1.05)),
-            "next to overflow: layer (Linear), output: abs max 6.43e+04 in batch 12 is 98% of float16's largest number "
+            "next to overflow: layer (Linear), output: abs max 64,300 in batch 12 is 98% of float16's largest number "
             "and grows by x1.05 a batch: the next batch may overflow",
         ),
         (
             notice(NoticeKind.UNDERFLOW, label="grad_output", value=3e-8, growth=0.0),
-            "underflow: layer (Linear), grad_output: abs max 3.00e-08 in batch 12 is under 6.10e-05, "
+            "underflow: layer (Linear), grad_output: abs max 3e-8 in batch 12 is under 6.1e-5, "
             "the smallest normal float16; first in batch 10",
         ),
         (
-            replace(notice(NoticeKind.PROBE, module=""), why="nan, as input[0] was abs max 3e+38,"),
-            "before a training: (root) (Linear), output: nan, as input[0] was abs max 3e+38, in batch 12: no backward had come, "
+            replace(notice(NoticeKind.PROBE, module=""), why="nan, as input[0] was abs max 3e38,"),
+            "before a training: (root) (Linear), output: nan, as input[0] was abs max 3e38, in batch 12: no backward had come, "
             "and no optimizer had a parameter of the model, so nothing was stopped; if it was no trial, such as a count of "
             "operations, look at the data",
         ),

@@ -25,11 +25,11 @@ def test_the_fields_come_in_the_order_of_a_report() -> None:
     assert fields_of("overflow: because", evidenced_trip(), found) == [
         (
             "operator",
-            "aten.exp at model.py:87, in forward: e = torch.exp(scores)\nself (2, 3) float32, abs max 1.00e+03 -> inf",
+            "aten.exp at model.py:87, in forward: e = torch.exp(scores)\nself (2, 3) float32, abs max 1,000 -> inf",
         ),
         ("cause", "overflow: because"),
         ("recurs", "recurred 3 of 3"),
-        ("precision", "finite in float32: abs max 1.20e+05; inf in float64"),
+        ("precision", "finite in float32: abs max 120,000; inf in float64"),
         ("close-up", "not run again in bfloat16: out of memory"),
     ]
 
@@ -41,8 +41,8 @@ def test_without_a_closeup_the_trip_alone_names_the_operator() -> None:
 
 def test_a_list_of_events_has_it_in_one_line() -> None:
     assert describe_closeup(closeup(is_eager=False)) == (
-        "aten.exp at model.py:87, in forward: e = torch.exp(scores), self (2, 3) float32, abs max 1.00e+03 -> inf; "
-        "recurred 3 of 3; finite in float32: abs max 1.20e+05; inf in float64; not run again in bfloat16: out of memory"
+        "aten.exp at model.py:87, in forward: e = torch.exp(scores), self (2, 3) float32, abs max 1,000 -> inf; "
+        "recurred 3 of 3; finite in float32: abs max 120,000; inf in float64; not run again in bfloat16: out of memory"
     )
     assert describe_closeup(CloseUp()) == "nothing was run again"
 
@@ -89,7 +89,7 @@ def test_inputs_are_named_with_shape_dtype_and_state() -> None:
         *(reading(f"input[{number}]") for number in range(4)),
     )
     text = describe_operator(replace(made_by(), inputs=inputs, shapes=((4,),)))
-    one = "float32, abs max 1.00e+00"
+    one = "float32, abs max 1"
     assert text.endswith(f"self (4) float32, nan, other 0, input[0] {one}, input[1] {one}, 2 more -> inf")
 
 
@@ -122,10 +122,10 @@ F32, F64 = "float32", "float64"
 @pytest.mark.parametrize(
     ("precision", "text"),
     [
-        ([(F32, State.FINITE, 1.2e5), (F64, State.FINITE, 1.2e5)], "finite in float32 and float64: abs max 1.20e+05"),
+        ([(F32, State.FINITE, 1.2e5), (F64, State.FINITE, 1.2e5)], "finite in float32 and float64: abs max 120,000"),
         ([(F32, State.NAN, 0.0), (F64, State.NAN, 0.0)], "bad in every precision: nan in float32 and float64"),
         ([(F32, State.INF, 0.0), (F64, State.NAN, 0.0)], "bad in every precision: inf in float32; nan in float64"),
-        ([(F32, State.INF, 0.0), (F64, State.FINITE, 1e60)], "inf in float32; finite in float64: abs max 1.00e+60"),
+        ([(F32, State.INF, 0.0), (F64, State.FINITE, 1e60)], "inf in float32; finite in float64: abs max 1e60"),
         ([(F32, State.INF, 0.0)], "inf in float32"),  # float64 was not tried
     ],
 )

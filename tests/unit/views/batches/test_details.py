@@ -193,7 +193,7 @@ def test_a_rank_that_tripped(tmp_path: Path) -> None:
     assert "  batches    the last is batch 12" in lines
     assert "  stored     batches 0-11 as the rank sent them" in lines
     assert "of another rank" not in text
-    assert "  noticed    rank 1: next to overflow: layer (Linear), output: abs max 4.09e+03" in text
+    assert "  noticed    rank 1: next to overflow: layer (Linear), output: abs max 4,090" in text
     at = lines.index("batch  step  seconds  frames   headroom  in")
     assert lines[at + 1] == "    2     2        1       2  x6.55e+03  layer (Linear), output"
     assert lines[at + 10].startswith("   11    11")

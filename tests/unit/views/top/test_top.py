@@ -216,7 +216,7 @@ def test_a_verdict_gets_the_rows_that_it_needs(tmp_path: Path) -> None:
     view = Follower(crowds.write(tmp_path, 16, 4, trouble=False, verdict=True)).look()
     lines = shown(view).splitlines()
     assert lines[1].startswith("aborted, its ranks are ending, after 0:00:0")
-    assert lines[4] == "rankwatch: first inf in run crowd-0"
+    assert lines[4] == "rankwatch: first inf in run crowd-0: rank 7, batch 4, layer, output (overflow)"
     assert lines[5].startswith("  culprit    rank 7 of 16 (gpu-a100-0000.cluster, local rank 7), batch 4")
     text = "\n".join(lines)
     assert "cause      overflow: inputs and weights were finite" in text

@@ -1,0 +1,94 @@
+"""The report on a screen: what is not as it should be, in as few lines as a glance takes. ``--all`` shows all."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeAlias
+
+from rankwatch.shared.system.on_terminal import COMMAND, wrapped
+from rankwatch.shared.words.text import FIELD_INDENT, format_head
+
+from ..decide.core.report import Report
+from ..decide.trip.verdict import Certainty, Verdict
+
+Fields: TypeAlias = list[tuple[str, str]]
+
+COLUMNS = 80
+"""Of the terminal that most have."""
+
+OF_A_VERDICT, OF_AN_END = 12, 10
+"""Lines: half of a terminal of 24 rows, which has the last frames and torchrun's summary too."""
+
+FIRST = "noticed", "looked", "close-up", "refused", "dropped", "gaps", "unwatched", "also"
+"""What makes room first, in this order."""
+
+NEXT = (
+    "left out", "no skip", "began", "handed", "failed", "lost", "stacks", "calls", "stalled", "replicas", "precision", "recurs",
+    "abort", "certainty", "state",
+)  # fmt: skip
+"""And once the others are short. Who, where, why, what to do, and the commands stay."""
+
+MOST_ROWS = 3
+"""Rows of one field, before fields make room for each other."""
+
+MORE = " ..."
+
+
+def usual(report: Report) -> set[str]:
+    """The fields that say what is as it should be."""
+    closeup, compared, others = report.closeup, report.compared, report.others
+    found = {
+        "recurs": closeup is not None and closeup.recurred == closeup.of and not closeup.is_eager,
+        "began": report.origin is not None and report.origin.began is None,
+        "replicas": compared is not None and compared.equal and not any(one.is_split for one in report.desync),
+        "certainty": _is_certain(report.verdict),
+        "abort": all(row.acknowledged for row in others),
+    }
+    return {label for label, holds in found.items() if holds}
+
+
+def _is_certain(verdict: Verdict | None) -> bool:
+    return verdict is not None and verdict.certainty is Certainty.COMPLETE and not verdict.uneven
+
+
+def fitted(title: str, fields: Iterable[tuple[str, str]], most: int) -> str:
+    """The head of a report in at most so many rows of COLUMNS, where the commands in it leave them."""
+    fields = list(fields)
+    for shorter in _shortened(fields):
+        if _rows(title, shorter) <= most:
+            return format_head(title, shorter)
+        fields = shorter
+    return format_head(title, fields)
+
+
+def _shortened(fields: Fields) -> Iterator[Fields]:
+    """These fields, and then ever fewer and shorter ones."""
+    yield fields
+    yield (fields := [(label, clip(text, MOST_ROWS)) for label, text in fields])
+    yield from (rest := list(_without(fields, FIRST)))
+    fields = rest[-1]
+    yield (fields := [(label, clip(text, MOST_ROWS - 1)) for label, text in fields])
+    yield (fields := [(label, text.partition(": ")[0] if label == "operator" else text) for label, text in fields])
+    yield from (rest := list(_without(fields, NEXT)))
+    yield [(label, clip(text, 1)) for label, text in rest[-1]]
+
+
+def _without(fields: Fields, labels: Sequence[str]) -> Iterator[Fields]:
+    """The first field leads: it stays."""
+    for label in labels:
+        yield (fields := [*fields[:1], *(field for field in fields[1:] if field[0] != label)])
+
+
+def clip(text: str, rows: int) -> str:
+    """The beginning of a field's text, in so many rows; a command is whole."""
+    columns = COLUMNS - FIELD_INDENT - 2 - len(MORE)  # further lines are indented by two more
+    lines = [line for part in text.split("\n") for line in textwrap.wrap(part, columns, break_on_hyphens=False)]
+    if len(lines) <= rows or text.startswith(COMMAND):
+        return text
+    return " ".join(lines[:rows]) + MORE
+
+
+def _rows(title: str, fields: Fields) -> int:
+    lines = wrapped(format_head(title, fields), COLUMNS).rstrip("\n").split("\n")
+    return sum(1 if line[FIELD_INDENT:].startswith(COMMAND) else max(1, -(-len(line) // COLUMNS)) for line in lines)

@@ -1,0 +1,99 @@
+"""The report on a screen: short, whatever is known, and without what is as it should be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import makers
+from makers import notice
+from rankwatch.shared.system.on_terminal import wrapped
+from rankwatch_monitor.decide.core.report import Outcome, RankNotice, RankStack, RankState, Report
+from rankwatch_monitor.decide.ending.course import Course, LossAt
+from rankwatch_monitor.decide.replicas.desync import Compared
+from rankwatch_monitor.decide.trip.began import TripOrigin
+from rankwatch_monitor.views import screen
+from rankwatch_monitor.views import text as as_text
+from unit.views.test_report import CULPRIT, report, verdict
+
+BRIEFLY = replace(verdict(), evidence="input[mask] was inf")
+RECORD = "rankwatch report /home/ann/rankwatch-runs/train-0 --all"
+COURSE = Course(12.3, 4.0, LossAt(0, 2.4, 8), LossAt(149, 0.0712, 8), None, None, 149, began=1.7e9)
+WORDS = st.text("ab ;:.", min_size=1, max_size=400)
+
+
+def rows(text: str) -> int:
+    return len(wrapped(text, screen.COLUMNS).rstrip("\n").split("\n"))
+
+
+def on_screen(of: Report) -> str:
+    return as_text.render_head(of, RECORD)
+
+
+def crowded(of: Report, evidence: str, reason: str) -> Report:
+    """All that can be told at once."""
+    found = None if of.verdict is None else replace(of.verdict, evidence=evidence, also=verdict(6, 7).also)
+    notices = tuple(RankNotice(rank, notice(module=CULPRIT.frame.spec.module)) for rank in range(8))
+    ranks = tuple(replace(row, state=RankState.LOST, farewell="x" * 200, dropped=3) for row in of.ranks)
+    stacks = tuple(RankStack(rank, "all_reduce of 1 float32", ("main thread", "  a.py:1 in f")) for rank in range(8))
+    return replace(
+        of, verdict=found, reason=reason, notices=notices, ranks=ranks, stacks=stacks, course=COURSE,
+        closeup=makers.closeup(note=evidence), handed=evidence, why_not_skipped=reason, folder="/home/ann/rankwatch-runs/train-0",
+    )  # fmt: skip
+
+
+@settings(max_examples=100, derandomize=True, deadline=None)
+@given(evidence=WORDS, reason=WORDS, outcome=st.sampled_from([Outcome.LOST, Outcome.FAILED, Outcome.STALLED]))
+def test_it_is_short_whatever_is_known(evidence: str, reason: str, outcome: Outcome) -> None:
+    for of, most in (
+        (report(verdict()), screen.OF_A_VERDICT),
+        (report(None, outcome), screen.OF_AN_END),
+    ):
+        shown = on_screen(crowded(of, evidence, reason))
+        title = rows(shown.partition("\n  ")[0])
+        assert rows(shown) <= max(most, title + 6)  # the first line stands, however long
+        assert shown.endswith(f"  record     {RECORD}\n")
+
+
+def test_a_usual_verdict_fits_and_says_what_who_where_why_what_to_do_and_how_far() -> None:
+    of = replace(report(BRIEFLY), course=COURSE, closeup=makers.closeup(note="", is_eager=False), folder="/runs/train-0")
+    shown = on_screen(of)
+    assert rows(shown) <= screen.OF_A_VERDICT
+    titles = [line[2:12].strip() for line in shown.splitlines()[1:] if line[2] != " "]
+    assert titles == ["culprit", "operator", "cause", "try", "precision", "abort", "state", "replay", "record"]
+    assert "  state      150 batches, loss 2.4 -> 0.0712; 12.3 s, 2023-11-14 22:13 UTC\n" in shown
+
+
+def test_what_is_as_it_should_be_is_not_shown_but_in_the_whole_report() -> None:
+    rest = tuple(replace(row, acknowledged=True) for row in report(None).ranks)
+    of = replace(
+        report(verdict(), ranks=rest, closeup=makers.closeup(note="", is_eager=False)),
+        compared=Compared(37, 146, 8, 38, True), origin=TripOrigin(None, 25, 8),
+    )  # fmt: skip
+    usual = ("recurs", "began", "replicas", "certainty", "abort")
+    shown, whole = on_screen(of), as_text.render_head(of)
+    assert [label for label in usual if f"\n  {label} " in shown] == []
+    assert [label for label in usual if f"\n  {label} " in whole] == list(usual)
+
+
+@pytest.mark.parametrize(
+    ("of", "told"),
+    [
+        (report(BRIEFLY, closeup=makers.closeup(recurred=1, note="", is_eager=False)), "recurs     recurred 1 of 3"),
+        (report(replace(verdict(missing=1), evidence="it was inf")), "certainty  partial"),
+        (report(BRIEFLY), "abort      7 of 8"),
+        (report(BRIEFLY, compared=Compared(37, 146, 8, 38, False)), "replicas   not equal"),
+    ],
+)
+def test_what_is_not_as_it_should_be_is_shown(of: Report, told: str) -> None:
+    assert f"\n  {told}" in on_screen(of)
+
+
+def test_the_first_line_of_a_failure_stands_alone_and_says_it_once() -> None:
+    said = "rank 1 of 8 (node0, local rank 1) failed: KeyError: 'x', at train.py:4 in load"
+    shown = on_screen(report(None, Outcome.FAILED, reason=f"{said}; rank 0 waits for it"))
+    once = said.replace(" failed: ", ": ")
+    assert shown.startswith(f"rankwatch: run train-0 failed: {once}\n  reason     rank 0 waits for it\n")
