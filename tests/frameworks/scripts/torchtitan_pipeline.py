@@ -8,29 +8,16 @@ truth: rank 3, batch 8, module layers.2.feed_forward
 import hashlib
 import os
 from dataclasses import replace
-from types import SimpleNamespace
-from unittest.mock import patch
+from unittest.mock import MagicMock, patch
 
 import torch
 from torch.distributed.fsdp import FSDPModule
 
-rank = int(os.environ["RANK"])
-os.environ["LOCAL_RANK"] = "0"  # the device of each rank is the CPU, which torchtitan does not know
+rank, os.environ["LOCAL_RANK"] = int(os.environ["RANK"]), "0"  # torchtitan does not know that all have the same CPU
 
-CPU = SimpleNamespace(
-    set_device=lambda device: None,
-    current_device=lambda: 0,
-    synchronize=lambda: None,
-    get_device_name=lambda device: "CPU",
-    get_device_properties=lambda device: SimpleNamespace(total_memory=1 << 30),
-    reset_peak_memory_stats=lambda: None,
-    empty_cache=lambda: None,
-    memory_stats=lambda device: {},
-)
-with (
-    patch("torch._utils._get_available_device_type", lambda: "cpu"),
-    patch("torch._utils._get_device_module", lambda _: CPU),
-):
+CPU = MagicMock(current_device=lambda: 0, get_device_name=lambda _: "CPU", memory_stats=lambda _: {})
+CPU.get_device_properties.return_value.total_memory = 1 << 30
+with patch.multiple("torch._utils", _get_available_device_type=lambda: "cpu", _get_device_module=lambda _: CPU):
     from torchtitan.tools import utils  # noqa: F401
 
 from torchtitan.components.dataloader import ParallelAwareDataloader  # noqa: E402
@@ -60,16 +47,13 @@ spec = replace(llama3.get_train_spec(), model_args={"tiny": tiny}, build_dataloa
 register_train_spec("tiny", spec)
 
 config = JobConfig()
-config.model.name, config.model.flavor = "tiny", "tiny"
-config.model.hf_assets_path = "."
+config.model.name, config.model.flavor, config.model.hf_assets_path = "tiny", "tiny", "."
 config.training.local_batch_size, config.training.seq_len, config.training.steps = 4, 16, 6
-config.parallelism.pipeline_parallel_degree = 2
-config.parallelism.data_parallel_shard_degree = 2
+config.parallelism.pipeline_parallel_degree = config.parallelism.data_parallel_shard_degree = 2
 config.parallelism.pipeline_parallel_schedule = "1F1B"
 config.activation_checkpoint.mode = "selective"
-config.checkpoint.enable, config.checkpoint.interval = True, 3
-config.metrics.log_freq = 1
-config.debug.seed = 0
+config.checkpoint.enable, config.checkpoint.interval, config.debug.seed = True, 3, 0
+
 
 trainer = Trainer(config)
 (part,) = trainer.model_parts
@@ -86,9 +70,7 @@ if rank == 3:  # of the second stage
     next(module for name, module in part.named_modules() if name.endswith("feed_forward")).register_forward_hook(plant)
 trainer.train()
 trainer.close()
-digest = hashlib.sha256()
-for value in part.parameters():
-    digest.update(value.to_local().detach().numpy().tobytes())
+digest = hashlib.sha256(b"".join(value.to_local().detach().numpy().tobytes() for value in part.parameters()))
 every = [None] * 4
 torch.distributed.all_gather_object(every, digest.hexdigest()[:16])
 torch.distributed.destroy_process_group()

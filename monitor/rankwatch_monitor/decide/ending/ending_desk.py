@@ -25,6 +25,9 @@ from .silence import Silence
 
 UNUSED = "no backward ever reached this model, while another one of its processes was trained"
 
+MOST_SAID = 240
+"""Characters of a reason that each rank says; and torchrun says it again. The report has all."""
+
 
 @dataclass(slots=True)
 class EndingDesk(Desk):
@@ -250,8 +253,9 @@ class EndingDesk(Desk):
 
     def _make_abort(self, stop: Stop) -> messages.Abort:
         options, verdict = self.books.options, self.books.verdict
-        clause = stop.reason.partition("; ")[0]  # each rank says it, and torchrun says it again: the report has all
-        abort = messages.Abort(clause, stop.culprit, stop.tripped_at, options.abort_grace, options.hold_limit)
+        abort = messages.Abort(
+            _in_short(stop.reason), stop.culprit, stop.tripped_at, options.abort_grace, options.hold_limit
+        )
         if verdict is None:
             return abort
         trip = verdict.trip
@@ -263,3 +267,13 @@ class EndingDesk(Desk):
         """With the run's id in front of each note."""
         for effect in effects:
             yield self.books.note(effect.text, effect.level) if isinstance(effect, Note) else effect
+
+
+def _in_short(reason: str) -> str:
+    """The first clauses of a reason: who, and where it stands."""
+    first, *rest = reason.split("; ")
+    for clause in rest:
+        if len(first) + len(clause) > MOST_SAID:
+            break
+        first = f"{first}; {clause}"
+    return first

@@ -58,8 +58,9 @@ def _known(report: Report) -> Iterator[Doubt]:
             yield Doubt("replicas-differ", first.step, text)
     if report.held_up[1]:
         yield Doubt("rank-waited-for", *report.held_up)
-    if report.collectives:
-        yield Doubt("collectives-differ", -1, report.collectives[0].text)
+    differ = next((one for one in report.collectives if not one.is_awaited), None)
+    if differ is not None:
+        yield Doubt("collectives-differ", -1, differ.text)
 
 
 def _noticed(report: Report) -> Iterator[Doubt]:

@@ -19,7 +19,6 @@ from rankwatch_monitor.decide.ending.judgement import (
     RunNumbers,
     Signs,
     judge,
-    number,
     signs_of,
 )
 
@@ -62,7 +61,7 @@ def test_a_short_run_is_not_judged() -> None:
 def test_of_a_short_run_it_is_said_that_its_loss_has_blown_up() -> None:
     found = signs_of(RunNumbers(losses={"loss": curve(lambda batch: 0.7 * 1.9**batch, 60)}), 1.0)
     assert (found.loss, kinds(found)) == ("", ["loss-grown"])
-    assert found.reasons[0].text.startswith("the loss has grown x7.7e15 since batch 5: 1.0e16")
+    assert found.reasons[0].text.startswith("the loss has grown x7.74e15 since batch 5: 1.03e16")
     assert signs_of(RunNumbers(losses={"loss": curve(lambda batch: 0.7 * 1.1**batch, 60)}), 1.0) == Signs()
 
 
@@ -190,19 +189,3 @@ def test_noise_around_one_level_is_no_reason(seed: int, level: float, spread: fl
     draw = random.Random(seed)
     found = signs(lambda batch: level * math.exp(spread * draw.gauss(0, 1)), weights=lambda first, last: 9.0)
     assert found.reasons == ()
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0.0, "0"),
-        (2.4, "2.4"),
-        (0.0558, "0.0558"),
-        (69700.2, "69,700"),
-        (8.7e14, "8.7e14"),
-        (-3.2e-6, "-3.2e-6"),
-        (56.0, "56"),
-    ],
-)
-def test_numbers_are_written_as_people_do(value: float, text: str) -> None:
-    assert number(value) == text

@@ -31,6 +31,13 @@ def test_the_ranks_say_the_verdict_in_one_clause() -> None:
     assert desk.run.report().reason.startswith(reason.removesuffix(")"))
 
 
+def test_of_a_long_reason_the_ranks_say_the_first_clauses() -> None:
+    desk = connected(2)
+    desk.receive(1, messages.Bye(1, "failed", f"KeyError: 'x'; of a row; {'y' * 240}"))
+    (reason,) = {abort.reason for abort in desk.sent(0, messages.Abort)}
+    assert reason.endswith("KeyError: 'x'; of a row")
+
+
 def test_a_failure_is_an_error_at_once_and_once() -> None:
     desk = connected(2)
     desk.receive(1, messages.Bye(1, "failed", "KeyError: 'x'", at="train.py:4 in load"))

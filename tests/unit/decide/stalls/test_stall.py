@@ -138,9 +138,7 @@ def test_the_stacks_say_who_waits_for_whom_in_the_reason_the_log_and_the_event(s
         at.wait(1)
         report = at.run.report()
         texts = [report.stalled, *(effect.text for effect in at.effects if isinstance(effect, Alert))]
-        texts += [report.reason] if abort_on_stall else []
-        aborts = {abort.reason for abort in at.sent(0, messages.Abort)}  # each rank says it again: a clause of it
-        assert aborts == ({report.stalled.partition("; ")[0]} if abort_on_stall else set())
+        texts += [abort.reason for abort in at.sent(0, messages.Abort)[:1]]
         assert len(texts) == 2
         assert all(told in text for text in texts)
         assert any(told in note for note in at.notes)
