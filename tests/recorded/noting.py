@@ -67,7 +67,7 @@ def _without_the_machine(hello: messages.Hello) -> messages.Hello:
     """As from the same machine and the same start each time."""
     return replace(
         hello, job="recorded", host="host", pid=hello.rank + 1, torch="", start="start", launch="", age=0.0, gpu=NO_GPU,
-        incarnation=f"{hello.model} of {hello.rank}",
+        made_with=(), incarnation=f"{hello.model} of {hello.rank}",
     )  # fmt: skip
 
 
