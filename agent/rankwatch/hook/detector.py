@@ -48,8 +48,11 @@ from .step.guard import Guard
 from .step.scaler import LossScales
 from .step.skipping import Skipping
 from .turns import LossTurns
+from .unwritten import Unwritten, remember_empty
 
 log = logging.getLogger(__name__)
+
+remember_empty()  # before a model is made
 
 
 class Detector:
@@ -130,6 +133,7 @@ class Detector:
         standstill = Standstill(hooks, steps, reporter.on_notice, is_on=looks_at_weights)
         ungraded = Ungraded(hooks, steps, reporter.on_notice, doors.guarded, is_on=looks_at_weights)
         copies = Copies(hooks, steps, is_on=looks_at_weights)
+        unwritten = Unwritten(hooks, reporter.on_notice)
         forwards = self._forwards = Forwards(
             count_all, doors, feed, running, batches, settler, recorder, sweep, steps, hooks, gradients, losses
         )
@@ -140,7 +144,7 @@ class Detector:
         self._stopwatch = Stopwatch()
         feed.subscribe(
             copies, gradients, guard, skipping, batches, undecided, settler, hooks, losses, turns, scales, fingerprints,
-            standstill, ungraded, limit, forwards, compiled, outside, self._stopwatch,
+            standstill, ungraded, unwritten, limit, forwards, compiled, outside, self._stopwatch,
         )  # fmt: skip
         watch = BackwardWatch(backwards)
         self._removed = hooks, compiled, gradients, scales, watch, guard, fingerprints, collectives, ungraded

@@ -1,0 +1,73 @@
+"""Buffers that nobody has written since to_empty()."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from notebook import learn, sgd, watched
+from rankwatch.shared.types.notice import NEVER_WRITTEN, NoticeKind, describe_notice
+
+
+class Rotary(nn.Module):
+    angles: Tensor
+    cache: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("angles", torch.arange(4.0), persistent=False)
+        self.register_buffer("cache", torch.zeros(4), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.cache.copy_(x[0].detach())
+        turned: Tensor = self.linear(x) * self.angles.cos()
+        return turned
+
+
+@pytest.fixture(autouse=True)
+def _memory_that_was_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fresh memory is zero on most machines, and on some days."""
+    monkeypatch.setattr(torch, "empty_like", lambda like, **options: torch.full_like(like, 0.5, **options))
+
+
+def told(initialise: Callable[[Rotary], object]) -> list[str]:
+    with torch.device("meta"):
+        model = Rotary()
+    model.to_empty(device="cpu")
+    model.linear.reset_parameters()
+    initialise(model)
+    detector, notebook = watched(model)
+    for _ in range(3):
+        learn(model(torch.randn(2, 4)).square().mean(), sgd(model))
+    detector.remove()
+    return [describe_notice(one) for one in notebook.notices if one.kind is NoticeKind.BUFFER]
+
+
+def test_a_table_that_nobody_wrote_is_told_once_and_what_the_forward_writes_is_not() -> None:
+    assert told(lambda model: None) == [f"a bad buffer: (root) (Rotary), angles: {NEVER_WRITTEN}"]
+
+
+@pytest.mark.parametrize(
+    "initialise",
+    [
+        lambda model: model.angles.copy_(torch.arange(4.0)),
+        lambda model: model.angles.data.copy_(torch.arange(4.0)),  # which tells no version
+        lambda model: model.register_buffer("angles", torch.arange(4.0), persistent=False),
+        lambda model: (
+            model.load_state_dict(Rotary().state_dict() | {"angles": torch.ones(4)}, strict=False) and model.angles.zero_()
+        ),
+        lambda model: setattr(model, "angles", model.angles.clone()),
+    ],
+    ids=["in place", "by .data", "made anew", "zeros", "another tensor"],
+)
+def test_a_table_that_was_written_is_not_told(initialise: Callable[[Rotary], object]) -> None:
+    assert told(initialise) == []
+
+
+def test_memory_that_is_zero_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "empty_like", torch.zeros_like)
+    assert told(lambda model: None) == []
