@@ -20,12 +20,12 @@ COLUMNS = 80
 OF_A_VERDICT, OF_AN_END = 12, 10
 """Lines: half of a terminal of 24 rows, which has the last frames and torchrun's summary too."""
 
-FIRST = "noticed", "looked", "close-up", "refused", "dropped", "gaps", "unwatched", "also"
+FIRST = "noticed", "looked", "close-up", "refused", "dropped", "unwatched", "also"
 """What makes room first, in this order."""
 
 NEXT = (
     "left out", "no skip", "began", "handed", "failed", "lost", "stacks", "calls", "stalled", "replicas", "precision", "recurs",
-    "abort", "certainty", "state",
+    "abort", "gaps", "certainty", "state",
 )  # fmt: skip
 """And once the others are short. Who, where, why, what to do, and the commands stay."""
 

@@ -80,7 +80,7 @@ def steps_that_are_skipped() -> Training:
     return Training(model, step)
 
 
-@peace(400)  # both have one label, and are one curve
+@badly("one-sided", 400)
 def a_generator_that_is_beaten() -> Training:
     """Its critic is sure of everything, and the generator has nothing to learn from."""
     model = Adversaries()

@@ -171,7 +171,8 @@ class Run:
     def interrupt_job(self, event: JobInterrupted, now: float) -> None:
         """A signal is ending the job's command."""
         self.books.note_down(now, event)
-        self.ending.happens(Incident.JOB_INTERRUPTED, event.signal, now)
+        if not self.ending.lose_unseen(now):
+            self.ending.happens(Incident.JOB_INTERRUPTED, event.signal, now)
 
     def hear_of_sibling(self, run: str, now: float) -> None:
         """The run of another model of the same processes has stopped them."""

@@ -91,6 +91,12 @@ class Silence:
         dead = (rank for rank in quiet if rank.number not in alive)
         return Silent(sorted(dead, key=lambda rank: rank.gone_at), cut_off, notes)
 
+    @property
+    def unseen(self) -> list[Rank]:
+        """Those of the last look that may come back, though nobody else is waited for so long."""
+        how = UNSEEN.format(after=self.unseen_after)
+        return [rank for rank in self.quiet if rank.is_running and not rank.connected and rank.quiet == how]
+
     def describe_lost(self, lost: Sequence[Rank], now: float) -> str:
         """The ranks that were lost, the first one with what was last seen of it."""
         first, *others = lost
