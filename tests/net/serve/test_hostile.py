@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,8 @@ from rankwatch_monitor.decide.core.report import Outcome
 
 REFUSED = list(make_corpus.read("refused").values())
 READ = list(make_corpus.read("read").values())
+
+AT_ONCE = 32
 
 FLAT = 24 * 1024 * 1024
 """Bytes that a process may grow by and still count as flat: less than 5 KB for each bad message below."""
@@ -46,10 +49,18 @@ class Hostile:
             self.answers += 1
 
     def send_refused(self, *messages: bytes) -> None:
-        """Sends messages that are to be refused, and waits until they are."""
-        expected = self._ledger.refused + len(messages)
-        self.send(*messages)
-        until(lambda: self._ledger.refused == expected)
+        """Sends messages that are to be refused, and waits until they are.
+
+        Few at a time: a kernel ends a connection whose peer reads nothing for some seconds, and what is in it is lost.
+        """
+        for first in range(0, len(messages), AT_ONCE):
+            some = messages[first : first + AT_ONCE]
+            expected = self._ledger.refused + len(some)
+            self.send(*some)
+            until(partial(self._has_refused, expected))
+
+    def _has_refused(self, expected: int) -> bool:
+        return self._ledger.refused == expected
 
 
 @pytest.fixture

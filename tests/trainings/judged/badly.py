@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from trainings.case import Training
 
 from .policies import Adversaries
-from .truth import badly, peace
+from .truth import badly
 from .well import classes, draw, net, points, trained
 
 
