@@ -180,7 +180,7 @@ class Ledger:
             elif isinstance(event, CommandEnded):
                 run.command_ended(now)
             else:
-                run.interrupt_job(event, now)
+                effects += run.interrupt_job(event, now)
         return effects
 
     def _due(self, now: float) -> list[Run]:

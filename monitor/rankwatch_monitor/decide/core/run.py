@@ -168,11 +168,10 @@ class Run:
         listening = [rank.peer for rank in self.ranks.values() if rank.is_running and rank.connected]
         return SendAll(listening, messages.Tune(self.id, self.tuning))
 
-    def interrupt_job(self, event: JobInterrupted, now: float) -> None:
+    def interrupt_job(self, event: JobInterrupted, now: float) -> Iterator[Effect]:
         """A signal is ending the job's command."""
         self.books.note_down(now, event)
-        if not self.ending.lose_unseen(now):
-            self.ending.happens(Incident.JOB_INTERRUPTED, event.signal, now)
+        yield from self.ending.interrupt(event.signal, now)
 
     def hear_of_sibling(self, run: str, now: float) -> None:
         """The run of another model of the same processes has stopped them."""
@@ -303,7 +302,7 @@ class Run:
         if isinstance(fact, Finding):
             self.books.apply(entry)
         elif isinstance(fact, JobInterrupted):
-            self.interrupt_job(fact, now)
+            effects = self.interrupt_job(fact, now)
         elif isinstance(fact, JobEnded):
             effects = self.end_job(fact, now)
         elif isinstance(fact, Waited):

@@ -137,13 +137,15 @@ class EndingDesk(Desk):
                 how = f": {rank.death}" if rank.death else ""
                 self.happens(Incident.RANK_DIED, f"{rank.name} was lost{how}; {rank.last_seen}", now)
 
-    def lose_unseen(self, now: float) -> bool:
-        """The job is being ended, by SLURM upon a node that failed, say: the ranks that were silent before will not come back.
-        Returns whether that is how the run ends."""
+    def interrupt(self, signal: str, now: float) -> Iterator[Effect]:
+        """The job is being ended. By SLURM, say, upon a node that failed: ranks that were silent before will not come back."""
         lost = self.silence.unseen if self.state.is_open and self.books.options.abort_on_lost else []
         for rank in lost:
             self.books.find(now, Left(RankState.LOST), rank.number)
-        return bool(lost) and self.happens(Incident.RANKS_LOST, self.silence.describe_lost(lost, now), now)
+        if lost:
+            yield from self.stop(Incident.RANKS_LOST, Stop(self.silence.describe_lost(lost, now)), now)
+        else:
+            self.happens(Incident.JOB_INTERRUPTED, signal, now)
 
     def _is_done(self, rank: Rank, *, is_well: bool) -> bool:
         """Whether a rank that has ended without a word had done its work: no rank has come further, and it had said goodbye to

@@ -8,7 +8,7 @@ import makers
 from desk import Desk, connected
 from rankwatch.shared.link import sockets
 from rankwatch.shared.types import messages
-from rankwatch_monitor.decide.core.journal import NO_RANK, Entry, Left, Opened
+from rankwatch_monitor.decide.core.journal import NO_RANK, Entry, JobInterrupted, Left, Opened
 from rankwatch_monitor.decide.core.ledger import Disconnected, Ledger, RankExited, Received
 from rankwatch_monitor.decide.core.options import Options
 from rankwatch_monitor.decide.core.report import Outcome, RankState
@@ -276,3 +276,20 @@ def test_a_run_whose_ranks_come_back_goes_on() -> None:
     desk.handle(Received(b"again", messages.Bye(1, "finished", "")))
     desk.wait(1)
     assert [report.outcome.value for report in desk.reports[-1:]] == ["finished"]
+
+
+def test_who_was_silent_before_the_job_is_ended_is_lost_and_not_the_signal_to_blame() -> None:
+    """Of a node that failed, SLURM tells by a signal, sooner than a rank that nobody saw die is lost."""
+    desk = connected(2)
+    desk.receive((0, 1), makers.beat(7, 0, 3))
+    desk.keep_hearing(0, makers.beat(7, 0, 3), times=5, every=1.0)
+    desk.disconnect(1)
+    desk.keep_hearing(0, makers.beat(7, 0, 3), times=2, every=1.0)
+    assert desk.sent(0, messages.Abort) == []
+    desk.handle(JobInterrupted("SIGTERM"))
+    assert len(desk.sent(0, messages.Abort)) == 1
+    desk.wait(0.5)
+    desk.receive(0, makers.beat(7, 0, 3))
+    report = desk.run.report()
+    assert (report.outcome, [row.state for row in report.ranks][1]) == (Outcome.LOST, RankState.LOST)
+    assert "rank 1 of 2 (node0, local rank 1) was lost" in report.reason
