@@ -25,8 +25,9 @@ from .silence import Silence
 
 UNUSED = "no backward ever reached this model, while another one of its processes was trained"
 
-MOST_SAID = 240
-"""Characters of a reason that each rank says; and torchrun says it again. The report has all."""
+MOST_SAID = 320
+"""Characters of a reason that each rank says; and torchrun says it again: who, and what it called otherwise, with its line.
+The report has all."""
 
 
 @dataclass(slots=True)

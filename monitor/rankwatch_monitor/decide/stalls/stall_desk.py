@@ -89,7 +89,7 @@ class StallDesk(Desk):
         if stall is None or self._retold == (stall, given):
             return
         self._plain = self._plain if stall is told else stall.text
-        text = retold(replace(stall, text=self._plain), stacks) + (f"; {why.elsewhere}" if why is not None else "")
+        text = _with_why(retold(replace(stall, text=self._plain), stacks), why)
         if text != stall.text:
             self.books.find(now, Stood(self.watch.retell(text)))
             if self._is_news:
@@ -105,6 +105,12 @@ class StallDesk(Desk):
                 self.held_up.told = batch, text
             case NoStack(text):
                 self.stacks.give_up(entry.rank, text)
+
+
+def _with_why(text: str, why: UnequalCalls | None) -> str:
+    """The sentence of a stall. What was called otherwise stands before where the ranks are: the stacks follow from it."""
+    who, mark, where = text.partition("; ")
+    return text if why is None else f"{who}; {why.elsewhere}{mark}{where}"
 
 
 def _culprit(stall: Stall, why: UnequalCalls | None) -> int:

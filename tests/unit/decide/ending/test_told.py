@@ -33,7 +33,7 @@ def test_the_ranks_say_the_verdict_in_one_clause() -> None:
 
 def test_of_a_long_reason_the_ranks_say_the_first_clauses() -> None:
     desk = connected(2)
-    desk.receive(1, messages.Bye(1, "failed", f"KeyError: 'x'; of a row; {'y' * 240}"))
+    desk.receive(1, messages.Bye(1, "failed", f"KeyError: 'x'; of a row; {'y' * 320}"))
     (reason,) = {abort.reason for abort in desk.sent(0, messages.Abort)}
     assert reason.endswith("KeyError: 'x'; of a row")
 
