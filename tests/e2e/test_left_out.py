@@ -40,7 +40,7 @@ def test_each_way_of_training(ranks: int, third: int) -> None:
 
 
 def test_on_a_device() -> None:
-    """With SyncBatchNorm. Without a device, the same ways on the CPU."""
+    """With torch's own SyncBatchNorm. Without a device, the same ways on the CPU."""
     lines = tried("device", ranks=2)
     assert len(lines) == 10
     assert [line for line in lines if not all(line["same"]) or not any(line["left_out"])] == []

@@ -55,8 +55,9 @@ class Way:
     scales: bool = False
     autocasts: bool = False
     compiles: bool = False
+    syncs: bool = False
     device: str = "cpu"
-    """On a GPU norms are SyncBatchNorms, which torch runs on no CPU. Ranks that share it use gloo: NCCL wants one for each."""
+    """On a GPU norms are SyncBatchNorms. Ranks that share it use gloo: NCCL wants one for each."""
 
 
 def ways_on(device: str) -> dict[str, Way]:
@@ -79,6 +80,12 @@ def ways() -> dict[str, Way]:
     found |= {f"checkpoint-{kind}": Way(checkpoints=kind) for kind in ("reentrant", "not reentrant")}
     found |= {"bf16": Way(autocasts=True), "scaled": Way(scales=True), "scaled-clipped": Way(scales=True, clips=True)}
     found |= {"scaled-fused": Way(scales=True, optimizer="fused"), "compiled": Way(compiles=True)}
+    synced = [(how, place, rank) for how in HOWS for place in ("data", "forward") for rank in range(2)]
+    found |= {
+        f"sync-{how}-{place}-{rank}": Way(how, faults=(Fault(place=place, rank=rank),), syncs=True)
+        for how, place, rank in synced
+    }
+    found |= {f"sync-micro-{how}": Way(how, micros=3, faults=(Fault(micro=1),), syncs=True) for how in HOWS}
     found["three"] = Way(faults=(Fault(1), Fault(3, place="loss"), Fault(4, rank=0, place="forward")))
     return found
 
@@ -108,11 +115,45 @@ class _BadBackward(torch.autograd.Function):
         return grads[0] * float("nan")
 
 
+class _Synced(torch.autograd.Function):
+    """What the kernels of torch's SyncBatchNorm do, which need a GPU. Sums of all ranks, in the forward and in the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, norm: nn.BatchNorm1d) -> Tensor:
+        sums = torch.stack([x.sum(0), x.square().sum(0), torch.full_like(x[0], len(x))])
+        dist.all_reduce(sums)
+        rows = sums[2]
+        mean = sums[0] / rows
+        variance = sums[1] / rows - mean.square()
+        norm.get_buffer("running_mean").lerp_(mean, 0.1)
+        norm.get_buffer("running_var").lerp_(variance * rows / (rows - 1), 0.1)
+        norm.get_buffer("num_batches_tracked").add_(1)
+        scale = (variance + norm.eps).rsqrt()
+        centred = (x - mean) * scale
+        ctx.save_for_backward(centred, scale, rows)
+        return centred
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        centred, scale, rows = ctx.saved_tensors
+        sums = torch.stack([grads[0].sum(0), (grads[0] * centred).sum(0)])
+        dist.all_reduce(sums)
+        return scale * (grads[0] - sums[0] / rows - centred * sums[1] / rows), None
+
+
+class SyncNorm(nn.BatchNorm1d):
+    """Runs on CPUs. Of torch's own class DDP refuses a CPU."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        centred: Tensor = _Synced.apply(x, self)  # type: ignore[no-untyped-call]
+        return centred * self.weight + self.bias
+
+
 class Block(nn.Module):
-    def __init__(self, norm: bool) -> None:
+    def __init__(self, norm: type[nn.Module] | None) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH, bias=False)
-        self.norm = nn.BatchNorm1d(WIDTH) if norm else nn.Identity()
+        self.norm = nn.Identity() if norm is None else norm(WIDTH)
         self.calls: Tensor
         self.register_buffer("calls", torch.zeros(()))
         self.fault = ""
@@ -131,7 +172,8 @@ class Block(nn.Module):
 class Net(nn.Module):
     def __init__(self, way: Way) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList([Block(way.norms), Block(False)])
+        norm = SyncNorm if way.syncs else nn.BatchNorm1d if way.norms else None
+        self.blocks = nn.ModuleList([Block(norm), Block(None)])
         self.checkpoints = way.checkpoints
 
     def forward(self, x: Tensor) -> Tensor:
