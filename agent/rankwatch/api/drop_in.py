@@ -15,6 +15,7 @@ from ..shared.types.config import Config, OthersOptionsError, Policy, disable, i
 from ..shared.types.frame import Frame, Kind, State
 from ..shared.types.trip import Trip
 from ..shared.words.text import format_dump, format_frame
+from ..touch.parts import modules_in
 from .detect_overflow import describe_bad_reading, emit
 from .registry import prepare
 from .reports import Reports
@@ -99,7 +100,7 @@ def remove_their_detector(model: nn.Module) -> bool:
     theirs = sys.modules.get("transformers.debug_utils")
     if theirs is None:
         return False
-    hooks = [(module._forward_hooks, *hook) for module in model.modules() for hook in module._forward_hooks.items()]
+    hooks = [(module._forward_hooks, *hook) for module in modules_in(model) for hook in module._forward_hooks.items()]
     found = [one for one in hooks if isinstance(getattr(one[2], "__self__", None), theirs.DebugUnderflowOverflow)]
     for of_module, key, _ in found:
         del of_module[key]

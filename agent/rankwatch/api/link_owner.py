@@ -24,6 +24,7 @@ from ..shared.types.frame import Whereabouts
 from ..shared.words.text import describe_rank
 from ..tell import rank_process as seat
 from ..tell.departure import DEPARTURE
+from ..touch.parts import parameters_in
 from ..touch.patched import patch, remove_our_frame
 from .made_with import made_with
 from .registry import open_watches
@@ -150,7 +151,7 @@ def _link_to(watch: Linked, model: nn.Module, config: Config, who: Identity, sta
 
     _watch_group()
     source = config.connection or ""
-    device = next((parameter.device for parameter in model.parameters()), None)
+    device = next((parameter.device for parameter in parameters_in(model)), None)
     connection = connections.read(source)
     fixed = connection.job if connection.for_job_alone else ""
     taken = {other.model_number for other in open_watches()}

@@ -34,6 +34,7 @@ from ..rerun.careful import passed_again
 from ..shared.types.config import Config, Policy
 from ..shared.types.frame import BatchSummary, FrameTable, Moment, Position, Whereabouts
 from ..shared.types.tuning import Check, Tuning
+from ..touch.parts import parameters_in
 from . import backward
 from .backwards import Backwards
 from .batches import Batches
@@ -247,5 +248,5 @@ class Detector:
 
 def _default_check(model: nn.Module) -> Check:
     """On devices where reading a number waits for the device, numbers are read once a batch."""
-    parameter = next(model.parameters(), None)
+    parameter = next(parameters_in(model), None)
     return Check.FRAME if parameter is None or parameter.device.type in ("cpu", "meta") else Check.BATCH

@@ -20,6 +20,7 @@ from ..measure.modules import NamedModule, named_modules, unwrap
 from ..measure.recorder import Recorder
 from ..rerun.careful import passed_again, running_again
 from ..shared.words.patterns import matches
+from ..touch.parts import modules_in
 from ..touch.stack import outwards
 from ..touch.torch_private import modes_on, never_compile, set_eval_frame, takes_fast_path
 from ..touch.unseen import Hidden, hide, unseen
@@ -172,7 +173,7 @@ class Hooks:
         }
         layers = [named.module for named in self._known.values() if isinstance(named.module, nn.TransformerEncoderLayer)]
         self._fast = {
-            layer: [tables[id(one)] for one in layer.modules() if id(one) in tables]
+            layer: [tables[id(one)] for one in modules_in(layer) if id(one) in tables]
             for layer in layers
             if layer is not self.root
         }
@@ -272,7 +273,7 @@ class Hooks:
             _remove(handles)
         self._handles.clear()
         _all.discard(self)
-        for module in self.root.modules():
+        for module in modules_in(self.root):
             _remove_moved(module)
         self._known.clear()
 
@@ -430,7 +431,7 @@ def _forget_compiled() -> None:
 
 
 def _count_hooks(layer: nn.Module) -> int:
-    return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in layer.modules())
+    return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in modules_in(layer))
 
 
 def _has_parameters(named: NamedModule) -> bool:

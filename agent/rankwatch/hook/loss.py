@@ -21,6 +21,7 @@ from ..measure.walk import outputs_of
 from ..rerun.loss_backward import LossBackward
 from ..rerun.loss_graph import LossOrigin, Outputs, origin_after_backward, origin_of_loss
 from ..shared.types.tuning import Check
+from ..touch.parts import modules_in
 from ..touch.patched import patch, remove_our_frame
 from ..touch.torch_private import never_compile
 from ..touch.unseen import quietly
@@ -145,7 +146,7 @@ class Losses:
             self._watched = self._backward = LossBackward(losses, self._outputs, self._is_model)
 
     def _is_model(self, module: nn.Module) -> bool:
-        return any(one is self._hooks.root for one in module.modules())
+        return any(one is self._hooks.root for one in modules_in(module))
 
     def take(self) -> None:
         """The backward has reached the model: what was handed to it is a loss of the batch whose backward runs."""

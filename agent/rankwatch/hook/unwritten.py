@@ -19,6 +19,7 @@ from ..judge.events import OutputsCame
 from ..measure.modules import Modules, class_name
 from ..shared.bounded import BoundedDict
 from ..shared.types.notice import NEVER_WRITTEN, Notice, NoticeKind
+from ..touch.parts import buffers_in
 from ..touch.patched import patch
 
 MOST_BYTES = 1 << 22
@@ -60,7 +61,7 @@ def remember_empty() -> None:
 def _remembering(original: Callable[..., Any]) -> Callable[..., Any]:
     def to_empty(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         made = original(self, *args, **kwargs)
-        for value in self.buffers():
+        for value in buffers_in(self):
             held = _digest(value)
             if held is not None:
                 _made[id(value)] = ref(value, partial(_forget, id(value))), value._version, held

@@ -22,6 +22,7 @@ from ..rerun.engine import Rerun
 from ..rerun.forward import Forward, RootEntry
 from ..rerun.limit import Limit
 from ..shared.types.frame import Kind, Phase, Position
+from ..touch.parts import buffers_in
 from ..touch.torch_private import without_modes
 from .batch import BatchInProgress
 from .policy import Judge
@@ -80,7 +81,7 @@ class UnmeasuredBatchRerun:
         named = {id(one.module): one for one in self._model.awake()}
         if id(forward.module) not in named:
             return None
-        mode = Careful([*forward.module.buffers()], limit)
+        mode = Careful([*buffers_in(forward.module)], limit)
         frames: list[PendingFrame] = []
         last: Call = (), {}, None
         is_bad = False

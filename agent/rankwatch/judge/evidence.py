@@ -25,6 +25,7 @@ from ..shared.bounded import BoundedDict
 from ..shared.types.frame import REDUCED, SHARD, SUMMED, Frame, Kind, Phase, ReadingSpec, State
 from ..shared.types.trip import BadWeight, GrownWeight, Operator
 from ..shared.words.operators import is_own
+from ..touch.parts import buffers_in, parameters_in
 from ..touch.torch_private import NORMS_WITH_STATISTICS
 from .batch import BatchInProgress, BatchPart
 from .outside import Outside, OutsideCall
@@ -296,7 +297,7 @@ def _only_read(repeated: Repeated, frame: PendingFrame, forward: Forward, has_ma
     operator = repeated.operator
     if repeated.given is None or operator is None:
         return False
-    known = [*frame.named.module.parameters(), *frame.named.module.buffers(), *tensors([forward.args, forward.kwargs])]
+    known = [*parameters_in(frame.named.module), *buffers_in(frame.named.module), *tensors([forward.args, forward.kwargs])]
     made_nan = operator.output.state is State.NAN and all(one.state is not State.NAN for one in operator.inputs)
     return not (made_nan and has_masks) and any(_is_same(value, repeated.given) for value in known)
 

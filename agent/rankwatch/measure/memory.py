@@ -7,6 +7,8 @@ import logging
 import torch
 from torch import nn
 
+from ..touch.parts import parameters_in
+
 log = logging.getLogger(__name__)
 
 _untold: set[torch.device] = set()
@@ -20,7 +22,7 @@ def memory_of_tensors(model: nn.Module) -> int:
     """
     if not torch.cuda.is_initialized():
         return 0
-    parameter = next(model.parameters(), None)
+    parameter = next(parameters_in(model), None)
     if parameter is None or not parameter.is_cuda or (device := parameter.device) in _untold:
         return 0
     try:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from ..touch.parts import buffers_in, parameters_in
 from ..touch.whose_code import is_installed
 
 # The attributes under which FSDP, torch.compile and the checkpoint wrapper hold the user's module.
@@ -127,8 +128,8 @@ def _children(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 def _is_held_aside(module: nn.Module, child: nn.Module) -> bool:
     """Whether a module is a part that torch does not know as a child, as TorchRL's networks: the other has its parameters."""
-    own = {id(parameter) for parameter in module.parameters()}
-    theirs = [id(parameter) for parameter in child.parameters()]
+    own = {id(parameter) for parameter in parameters_in(module)}
+    theirs = [id(parameter) for parameter in parameters_in(child)]
     return bool(theirs) and own.issuperset(theirs)
 
 
@@ -148,5 +149,5 @@ def _only_holds(module: nn.Module, inner: nn.Module) -> bool:
     file = getattr(sys.modules.get(type(module).__module__), "__file__", None)
     if not file or not is_installed(file):
         return False
-    known = {id(value) for value in (*inner.parameters(), *inner.buffers())}
-    return all(id(value) in known for value in (*module.parameters(), *module.buffers()))
+    known = {id(value) for value in (*parameters_in(inner), *buffers_in(inner))}
+    return all(id(value) in known for value in (*parameters_in(module), *buffers_in(module)))

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from ..touch.parts import modules_in
 from ..touch.torch_private import fsdp1_handle, fsdp2_groups
 from .extremes import local
 
@@ -42,7 +43,7 @@ def in_units(
 
 def own_shards(model: nn.Module) -> dict[Key, Tensor]:
     """The shards of FSDP's units in ``model``."""
-    return dict(in_units(model.modules(), _of_flat, _of_group))
+    return dict(in_units(modules_in(model), _of_flat, _of_group))
 
 
 def is_bad(shard: Tensor | None) -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..errors import UsageError
 from ..rerun.capsule.surroundings import surrounded
+from ..touch.parts import modules_in
 from .code import UsersCode
 from .opened import OpenedCapsule
 from .rebuild import Builder
@@ -132,7 +133,7 @@ def moved(call: Call, device: torch.device, dtype: torch.dtype | None = None) ->
 
     module = call.module.to(device)
     module = module.to(dtype) if dtype is not None else module
-    for inner in module.modules():
+    for inner in modules_in(module):
         for name, value in vars(inner).items():
             if isinstance(value, Tensor):
                 vars(inner)[name] = move(value)

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ..measure.walk import leaves, outputs_of
+from ..touch.parts import parameters_in
 from .call import Call
 
 
@@ -57,4 +58,4 @@ def backward(call: Call) -> list[Any]:
     for handed in filter(None, call.gradients):
         chosen = [outputs[number] for number in handed]
         torch.autograd.backward(chosen, list(handed.values()), retain_graph=True)
-    return [parameter.grad for parameter in call.module.parameters() if parameter.grad is not None]
+    return [parameter.grad for parameter in parameters_in(call.module) if parameter.grad is not None]

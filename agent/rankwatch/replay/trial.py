@@ -20,6 +20,7 @@ from ..rerun.forward import Forward, RootEntry
 from ..rerun.limit import Limit
 from ..rerun.wider import Way, Wider, ways
 from ..shared.types.frame import State, state_of
+from ..touch.parts import buffers_in, parameters_in
 from .call import Call, as_in_training, has_autocast, make_call, moved
 from .code import UsersCode
 from .opened import OpenedCapsule
@@ -119,9 +120,9 @@ class Trial:
     ) -> Ran[Tensor] | Ran[Tensor | None]:
         """The forward again. Or forward and backward: then the values are the gradients of the parameters."""
         call = self.call(device, change)
-        buffers, has_backward = [*call.module.buffers()], bool(call.gradients)
+        buffers, has_backward = [*buffers_in(call.module)], bool(call.gradients)
         # A forward here may change what it was given, which no training needs any more.
-        ours = buffers if has_backward else [*buffers, *call.module.parameters(), *tensors([call.args, call.kwargs])]
+        ours = buffers if has_backward else [*buffers, *parameters_in(call.module), *tensors([call.args, call.kwargs])]
         mode = Careful(ours)
         if wide is not None and way is not None:
             mode = Wider(wide, ours, Limit(), lambda: True, way=way, with_gradients=has_backward)
@@ -198,5 +199,5 @@ def dtypes_of(names: Sequence[str]) -> list[torch.dtype]:
 
 def own_dtype(call: Call) -> torch.dtype | None:
     """The dtype in which a forward computes, by its first input or parameter; None: it has none."""
-    values = [*tensors([call.args, call.kwargs]), *call.module.parameters()]
+    values = [*tensors([call.args, call.kwargs]), *parameters_in(call.module)]
     return next((value.dtype for value in values if _is_float(value)), None)

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..measure.shards import MISSING
 from ..shared.types.fingerprint import RankMesh
+from ..touch.parts import modules_in
 from ..touch.torch_private import comm_hooks_of
 from .fsdp_units import ranks_of
 
@@ -29,7 +30,7 @@ _ONE_SIDED = ("noop_hook", "post_localSGD_hook")
 def replicas_in(root: nn.Module, active: nn.Module | None) -> Replicas:
     """The parameters of DDP modules: of the one that calls ``root``, and of those inside of it."""
     found: Replicas = {}
-    for ddp in (active, *root.modules()):
+    for ddp in (active, *modules_in(root)):
         if isinstance(ddp, DistributedDataParallel):
             try:
                 found.update(_of(ddp))

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ..measure.modules import wrapped_in
 from ..measure.shards import in_units
 from ..shared.types.fingerprint import NO_GATHER, RankMesh
+from ..touch.parts import modules_in
 from ..touch.stack import outwards
 from ..touch.torch_private import fsdp1_handle, shard_of
 
@@ -60,7 +61,7 @@ Places = tuple[tuple[nn.Module, str], ...]
 
 def unit_parameters(root: nn.Module) -> Iterator[tuple[Places, Found]]:
     """The parameters of the units in ``root``, and of those that call it."""
-    return in_units((*_callers(root), *root.modules()), _of_flat, _of_group)
+    return in_units((*_callers(root), *modules_in(root)), _of_flat, _of_group)
 
 
 def ranks_of(group: Any) -> tuple[int, ...]:

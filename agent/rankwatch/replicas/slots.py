@@ -16,6 +16,7 @@ from ..measure.collectives import Traffic
 from ..measure.modules import NamedModule, parameters_of
 from ..measure.shards import own_shards
 from ..shared.types.fingerprint import ALL_ROWS, NO_GATHER
+from ..touch.parts import modules_in
 from ..touch.torch_private import fsdp2_groups
 from .meshes import LaidParameter, lay_out
 
@@ -58,7 +59,7 @@ class Plan:
         self._signs = signs
         self._places = _places(root, modules)
         self._tied = [self._places[name] for name in tied if name in self._places]
-        self._units = [group for module in root.modules() for group in fsdp2_groups(module)]
+        self._units = [group for module in modules_in(root) for group in fsdp2_groups(module)]
 
     def rows(self, slot: int) -> list[LaidParameter]:
         """The parameters of a slot, in the order of the table."""

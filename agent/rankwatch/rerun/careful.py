@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..measure.recorder import Call
 from ..measure.walk import leaves
+from ..touch.parts import buffers_in, modules_in, parameters_in
 from ..touch.torch_private import NORMS_WITH_STATISTICS, is_transformed, keeping_version, modes
 from .arguments import storage_of, written
 from .limit import Limit
@@ -113,7 +114,7 @@ class Careful(TorchDispatchMode):
 
     def keep(self, module: nn.Module) -> None:
         """Has the plain tensors that the modules keep put back by ``put_back``, where the forward writes to them."""
-        weights = {storage_of(value) for value in module.parameters()}
+        weights = {storage_of(value) for value in parameters_in(module)}
         found = {storage_of(value): (name, value) for name, value in _kept_by(module)}
         self._kept = {storage: one for storage, one in found.items() if storage not in weights}
 
@@ -200,7 +201,7 @@ def stop_again(root: nn.Module) -> None:
 
 
 def _inside(root: nn.Module) -> list[Careful]:
-    return [mode for mode in in_any_thread if any(mode.module is inner for inner in root.modules())]
+    return [mode for mode in in_any_thread if any(mode.module is inner for inner in modules_in(root))]
 
 
 def running_again() -> Careful | None:
@@ -251,7 +252,7 @@ def refusal(module: nn.Module, args: Any, kwargs: Any) -> str:
         return "it runs inside a transformation of torch.func"
     if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
         return "a CUDA graph is being captured"
-    for inner in module.modules():
+    for inner in modules_in(module):
         names = {cls.__name__ for cls in type(inner).__mro__}
         if not names.isdisjoint(_SHARDS):
             found = next(name for name in _SHARDS if name in names)
@@ -260,7 +261,7 @@ def refusal(module: nn.Module, args: Any, kwargs: Any) -> str:
             return f"{type(inner).__name__} communicates by a library that torch does not see"
         if is_compiled(inner) and not hasattr(torch.compiler, "set_stance"):
             return "it is compiled, and this release of torch cannot run it eagerly"
-    given = [*tensors(list(args)), *tensors(dict(kwargs)), *module.parameters(), *module.buffers()]
+    given = [*tensors(list(args)), *tensors(dict(kwargs)), *parameters_in(module), *buffers_in(module)]
     if any(hasattr(value, name) for value in given for name in ("to_local", "ds_id", "_fsdp_flattened")):
         return "its tensors are sharded: computing with them communicates"
     return ""
@@ -272,10 +273,10 @@ def is_compiled(module: nn.Module) -> bool:
 
 def runs_compiled(module: nn.Module, root: nn.Module) -> bool:
     """Whether a module of the root, one below it, or one around it runs compiled."""
-    compiled = [one for one in root.modules() if is_compiled(one)]
+    compiled = [one for one in modules_in(root) if is_compiled(one)]
     return bool(compiled) and (
-        any(is_compiled(one) for one in module.modules())
-        or any(module is inner for one in compiled for inner in one.modules())
+        any(is_compiled(one) for one in modules_in(module))
+        or any(module is inner for one in compiled for inner in modules_in(one))
     )
 
 
@@ -301,7 +302,7 @@ def untouched(module: nn.Module, changes: Altered) -> Iterator[None]:
     The training may go on: a forward has saved buffers for its backward, which refuses a buffer with another version.
     """
     with ExitStack() as stack:
-        for value in module.buffers():
+        for value in buffers_in(module):
             stack.enter_context(keeping_version(value))
         with _restored(module, changes):
             yield
@@ -309,7 +310,7 @@ def untouched(module: nn.Module, changes: Altered) -> Iterator[None]:
 
 @contextmanager
 def _restored(module: nn.Module, changes: Altered) -> Iterator[None]:
-    inner = list(module.modules())
+    inner = list(modules_in(module))
     attributes = [(one, dict(vars(one))) for one in inner]
     containers = [
         (name, value, _copied(value))
@@ -323,7 +324,7 @@ def _restored(module: nn.Module, changes: Altered) -> Iterator[None]:
         for name, value in one._buffers.items()
         if value is not None and not value.is_meta
     ]
-    gradients = [(value, value.grad) for value in module.parameters() if value.is_leaf]
+    gradients = [(value, value.grad) for value in parameters_in(module) if value.is_leaf]
     try:
         yield
     finally:
@@ -358,7 +359,7 @@ _ABSENT = object()
 
 def _kept_by(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """The plain tensors in the attributes of a module and of those below it."""
-    for inner in module.modules():
+    for inner in modules_in(module):
         for name, value in vars(inner).items():
             if name not in _TORCH_OWN:
                 held = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
@@ -401,7 +402,7 @@ def same_surroundings(
 
     ``entry`` puts the random state, autocast and so on back to what they were as the forward began.
     """
-    given = [*module.parameters(), *module.buffers(), *tensors([args, kwargs])]
+    given = [*parameters_in(module), *buffers_in(module), *tensors([args, kwargs])]
     devices = sorted({value.device.index or 0 for value in given if value.device.type == "cuda"})
     had_cache = torch.is_autocast_cache_enabled()
     others = _other_random_states()

@@ -20,6 +20,7 @@ from ..measure.extremes import dtype_name
 from ..shared.types.closeup import CloseUp, Precision
 from ..shared.types.frame import Kind, State
 from ..shared.types.trip import Operator
+from ..touch.parts import buffers_in, parameters_in
 from ..touch.torch_private import without_modes
 from .arguments import reading_of, state_of_tensor
 from .backward_rerun import RootRun
@@ -111,7 +112,7 @@ def _noted(found: CloseUp, note: str) -> CloseUp:
 
 
 def _machine(forwards: Sequence[Forward]) -> str:
-    given = [value for one in forwards for value in (*tensors([one.args, one.kwargs]), *one.module.parameters())]
+    given = [value for one in forwards for value in (*tensors([one.args, one.kwargs]), *parameters_in(one.module))]
     return describe_gpus({value.device for value in given})
 
 
@@ -137,7 +138,7 @@ def _keep_inner(forward: Forward, keep: Keep, until: float) -> CapsuleWritten | 
     """
     inner, calls = forward.inner, 0
     found: list[CapsuleWritten] = []
-    mode = Careful([*forward.module.buffers()], Limit(until))
+    mode = Careful([*buffers_in(forward.module)], Limit(until))
 
     def enter(module: nn.Module, args: Any, kwargs: Any) -> None:
         nonlocal calls
@@ -195,7 +196,7 @@ class _Look:
 
     def _runs_of(self, forward: Forward, rerun: Callable[[Careful], Ran[Any]], repeated: Repeated) -> CloseUp:
         """How often it is bad again, and in which precision it is finite. The repetition before was the first rerun."""
-        buffers = [*forward.module.buffers()]
+        buffers = [*buffers_in(forward.module)]
         recurred, of = int(bool(repeated.recurred)), 1
         while of < RUNS and self._has_time():
             values = self._run(rerun, Careful(buffers, Limit(self._until), self._wanted), forward.module)
@@ -248,7 +249,7 @@ class _Look:
         needed = mode.largest
         if self._subject.again is not None:
             # A backward needs all that the forward made, and the gradients of the parameters.
-            needed = (mode.made + 2 * sum(value.numel() * value.element_size() for value in module.parameters())) // 4
+            needed = (mode.made + 2 * sum(value.numel() * value.element_size() for value in parameters_in(module))) // 4
         self._needed = max(self._needed, needed)
         return [value for value in ran.values if value is not None]
 
@@ -279,7 +280,7 @@ class _Look:
         notes, is_backward = list(self._notes), self._subject.again is not None
         tried = ways(has_backward=is_backward)
         for way in tried if only is None else [one._replace(kernels=only) for one in tried if not one.kernels]:
-            buffers, limit = [*module.buffers()], Limit(self._until)
+            buffers, limit = [*buffers_in(module)], Limit(self._until)
             mode = Wider(dtype, buffers, limit, self._wanted, way=way, with_gradients=is_backward)
             outputs = self._run(rerun, mode, module)
             if outputs is not None:
@@ -322,7 +323,7 @@ def _is_wider(dtype: torch.dtype, other: torch.dtype) -> bool:
 
 def _free_memory(module: nn.Module) -> float | None:
     """The bytes that are free where a module runs; None if that is not known."""
-    device = next((value.device for value in module.parameters()), torch.device("cpu"))
+    device = next((value.device for value in parameters_in(module)), torch.device("cpu"))
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
     found = []

@@ -20,6 +20,7 @@ from torch.utils import checkpoint
 
 from ..measure.recorder import Call
 from ..measure.walk import leaves, outputs_of
+from ..touch.parts import modules_in, parameters_in
 from .careful import Altered, Careful, Stopped, same_surroundings, tensors, uncollected, untouched
 from .forward import Forward
 from .user_line import boundary
@@ -92,7 +93,7 @@ class Rerun:
             gradients: what each backward hands to the outputs, by the number of the output (see ``outputs_of``).
             keeps_lines: whether each node of the graph remembers the line that made it.
         """
-        parameters = list(self._forward.module.parameters())  # the mode may put others in their place
+        parameters = list(parameters_in(self._forward.module))  # the mode may put others in their place
         body = partial(self._run_backward, parameters, gradients)
         with torch.autograd.set_detect_anomaly(keeps_lines, check_nan=False):  # the user's would raise
             return self._run(body, grad=True, prepared=_cut)
@@ -233,7 +234,7 @@ def _hooks_on(root: nn.Module, watch: Watch) -> Iterator[None]:
     def leave(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         watch(module, (args, kwargs, output))
 
-    handles = [module.register_forward_hook(leave, with_kwargs=True) for module in root.modules() if module is not root]
+    handles = [module.register_forward_hook(leave, with_kwargs=True) for module in modules_in(root) if module is not root]
     try:
         yield
     finally:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..measure.walk import flatten
+from ..touch.parts import modules_in
 from ..touch.torch_private import is_any_autocast_enabled
 from .careful import refusal
 from .user_line import Caller, caller_of
@@ -89,7 +90,7 @@ _counters: WeakKeyDictionary[nn.Module, list[tuple[ref[nn.Module], str]]] = Weak
 def _numbers(module: nn.Module) -> list[tuple[nn.Module, str, Any]]:
     return [
         (inner, name, value)
-        for inner in module.modules()
+        for inner in modules_in(module)
         for name, value in vars(inner).items()
         if type(value) in (int, float, bool)
     ]

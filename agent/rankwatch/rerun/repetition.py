@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ..shared.types.frame import Kind, State
 from ..shared.types.trip import Operator
+from ..touch.parts import buffers_in
 from .arguments import (
     Input,
     inputs_of,
@@ -165,7 +166,7 @@ class Repetition(Careful):
     """Follows bad numbers through the operators of a forward, from storage to storage."""
 
     def __init__(self, forward: Forward, limit: Limit, wanted: Callable[[], bool] = lambda: True) -> None:
-        super().__init__([*forward.module.buffers()], limit, wanted)
+        super().__init__([*buffers_in(forward.module)], limit, wanted)
         self.communicated: Repeated | None = None
         """The origin of bad numbers that were about to be sent to other ranks, where the repetition stopped."""
         self._forward = forward

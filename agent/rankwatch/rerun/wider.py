@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map
 
+from ..touch.parts import modules_in, parameters_in
 from .arguments import storage_of
 from .careful import Careful, tensors
 from .limit import Limit
@@ -86,9 +87,9 @@ class Wider(Careful):
             return
         wide = self._parameters = {
             id(value): nn.Parameter(self._converted(value.detach()), self._with_gradients and value.requires_grad)
-            for value in module.parameters()
+            for value in parameters_in(module)
         }
-        for inner in module.modules():
+        for inner in modules_in(module):
             for name, value in inner._parameters.items():
                 inner._parameters[name] = None if value is None else wide[id(value)]
             for name, buffer in inner._buffers.items():

@@ -23,6 +23,8 @@ from torch.nn.modules import batchnorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _python_dispatch
 
+from .parts import parameters_in
+
 # What is no function of ours is torch's own: some run in every hook.
 
 graph_task: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
@@ -204,4 +206,4 @@ def takes_fast_path(layer: nn.TransformerEncoderLayer) -> bool:
         return False
     if layer.training or not is_able or torch.is_autocast_enabled():
         return False
-    return not (torch.is_grad_enabled() and any(one.requires_grad for one in layer.parameters()))
+    return not (torch.is_grad_enabled() and any(one.requires_grad for one in parameters_in(layer)))

@@ -37,6 +37,7 @@ from ..hook.stage import calling_stage
 from ..measure.collectives import count_collectives
 from ..measure.modules import named_modules, unwrap
 from ..shared.types.config import Policy, is_disabled
+from ..touch.parts import modules_in, parameters_in
 from ..touch.patched import remove_our_frame
 from ..touch.stack import outwards
 from ..touch.torch_private import is_tracing, shard_of
@@ -157,7 +158,7 @@ class Finder:
         if is_traced or get_worker_info() is not None:
             return
         root = unwrap(module)
-        if not torch.is_grad_enabled() or not any(map(_is_trainable, root.parameters())):
+        if not torch.is_grad_enabled() or not any(map(_is_trainable, parameters_in(root))):
             self._look_outside(module, root)
         if not torch.is_grad_enabled() or is_left(root) or self._is_on_trial(root):
             return
@@ -174,7 +175,7 @@ class Finder:
             # The batch of a forward is counted when it begins, after this; that of a part has begun with another one.
             if first.batch - self._first[first] >= LOOKED_AT - (root is first.root):
                 self.stop()
-        elif any(map(_is_trainable, root.parameters())) and not any(_is_part(root, watch.root) for watch in ours):
+        elif any(map(_is_trainable, parameters_in(root))) and not any(_is_part(root, watch.root) for watch in ours):
             if root in self._followed:
                 self._give_up()
                 return
@@ -192,7 +193,7 @@ class Finder:
     def _look_outside(self, module: nn.Module, root: nn.Module) -> None:
         """A module that trains nothing may hand bad numbers to a model that does: what it returns is looked at."""
         is_ours = isinstance(module, torch.jit.ScriptModule) or module in self._outside or len(self._outside) >= MAX_OUTSIDE
-        if is_ours or next(root.parameters(), None) is None or _has_parameter_of(root, *self._optimizers):
+        if is_ours or next(parameters_in(root), None) is None or _has_parameter_of(root, *self._optimizers):
             return
         if not any(_is_part(root, watch.root) for watch in open_watches()):
             self._outside[module] = OUTSIDE.watch(module, _name_in_script(root))
@@ -306,7 +307,7 @@ def _is_copy(module: nn.Module, of: nn.Module) -> bool:
     """Whether a module has the class and the weights of another one, which is trained: nothing else makes weights alike."""
     if type(module) is not type(of):
         return False
-    own, its = ([shard_of(one) for one in each.parameters()] for each in (module, of))
+    own, its = ([shard_of(one) for one in parameters_in(each)] for each in (module, of))
     return len(own) == len(its) and all(map(_are_equal, own, its))
 
 
@@ -316,12 +317,12 @@ def _are_equal(one: Tensor, other: Tensor) -> bool:
 
 def _is_part(module: nn.Module, of: nn.Module) -> bool:
     """Whether a module is a part of another one, or the same."""
-    return any(part is module for part in of.modules()) or id(module) in named_modules(of)
+    return any(part is module for part in modules_in(of)) or id(module) in named_modules(of)
 
 
 def _has_parameter_of(module: nn.Module, *optimizers: Optimizer) -> bool:
     theirs = {id(parameter) for made in optimizers for group in made.param_groups for parameter in group["params"]}
-    return any(id(parameter) in theirs for parameter in module.parameters())
+    return any(id(parameter) in theirs for parameter in parameters_in(module))
 
 
 def _outermost() -> list[nn.Module]:

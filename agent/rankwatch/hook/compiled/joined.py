@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from ...touch.parts import modules_in
+
 log = logging.getLogger(__name__)
 
 PLANS = "\x1d"
@@ -64,7 +66,7 @@ def _runs(module: fx.GraphModule) -> list[list[fx.Node]]:
 
 
 def _graphs(module: torch.nn.Module) -> list[fx.GraphModule]:
-    return [part for part in module.modules() if isinstance(part, fx.GraphModule)]
+    return [part for part in modules_in(module) if isinstance(part, fx.GraphModule)]
 
 
 def _calls(module: fx.GraphModule) -> list[fx.Node]:

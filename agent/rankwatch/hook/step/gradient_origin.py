@@ -26,6 +26,7 @@ from ...rerun.forward import RootEntry
 from ...rerun.limit import Limit
 from ...shared.types.frame import SUMMED, Kind, Phase, ReadingSpec, State
 from ...shared.types.trip import MAX_RERUN, OVERWRITTEN
+from ...touch.parts import buffers_in, modules_in, parameters_in
 from ...touch.torch_private import without_modes
 from .. import backward
 from ..batches import Batches
@@ -88,7 +89,7 @@ class GradientOrigin:
 
     def _is_compiled(self, kept: list[BatchInProgress]) -> bool:
         """Whether compiled code made the gradients, at least in part."""
-        return any(batch.is_compiled for batch in kept) or any(map(is_compiled, self._hooks.root.modules()))
+        return any(batch.is_compiled for batch in kept) or any(map(is_compiled, modules_in(self._hooks.root)))
 
     def _measure_sums(self, batch: BatchInProgress, sums: dict[int, Tensor]) -> None:
         """What each forward of the step made was finite: their sum may not be, in the dtype of the gradients."""
@@ -128,10 +129,10 @@ class GradientOrigin:
 
         self._recorder.forget()
         module = run.entry.module
-        ran = run.again(Careful([*module.buffers()], Limit(time.monotonic() + MAX_RERUN)), watch)
+        ran = run.again(Careful([*buffers_in(module)], Limit(time.monotonic() + MAX_RERUN)), watch)
         if ran.values is None:
             return f"not run again: {ran.note}"
-        known = dict(zip(map(id, module.parameters()), ran.values, strict=True))
+        known = dict(zip(map(id, parameters_in(module)), ran.values, strict=True))
         for parameter, gradient in known.items():
             if gradient is not None and not is_one:
                 before = sums.get(parameter)

@@ -33,6 +33,7 @@ from ...rerun.backward_rerun import RootRun
 from ...shared.types.config import Config, Policy
 from ...shared.types.notice import Notice
 from ...shared.types.tuning import Check
+from ...touch.parts import parameters_in
 from ...touch.torch_private import active_ddp, comm_hooks_of, is_reducing
 from .. import backward
 from ..batches import Batches
@@ -352,7 +353,7 @@ class Guard:
 
     @property
     def _gradients(self) -> list[Tensor]:
-        return [value.grad for value in self._hooks.root.parameters() if value.grad is not None]
+        return [value.grad for value in parameters_in(self._hooks.root) if value.grad is not None]
 
     @property
     def _is_reduced(self) -> bool:

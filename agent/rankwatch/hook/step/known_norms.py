@@ -16,6 +16,7 @@ from torch.utils.weak import TensorWeakRef
 
 from ...measure.extremes import local
 from ...measure.tape import Copy, to_host
+from ...touch.parts import parameters_in
 from ...touch.patched import patch
 
 _listeners: weakref.WeakSet[KnownNorms] = weakref.WeakSet()
@@ -136,7 +137,7 @@ def _observed(original: Callable[..., Any], *, tells: bool = False, clips: bool 
         if torch.compiler.is_dynamo_compiling() or not _listeners:
             return original(given, *args, **kwargs)
         if isinstance(given, nn.Module):
-            tensors = list[Tensor](given.parameters())
+            tensors = list[Tensor](parameters_in(given))
         else:
             given = tensors = [given] if isinstance(given, Tensor) else list(given)
         listeners = tuple(_listeners)

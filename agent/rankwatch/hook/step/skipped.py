@@ -26,6 +26,7 @@ from ...rerun.limit import Limit
 from ...shared.types.frame import State
 from ...shared.types.notice import Notice, NoticeKind
 from ...shared.types.trip import MAX_RERUN
+from ...touch.parts import buffers_in, parameters_in
 from ..hooks import Hooks
 
 
@@ -50,8 +51,8 @@ def bad_gradient_of(run: RootRun, model: Hooks) -> BadGradient | None:
             if (state := state_of_tensor(gradient)) is not State.FINITE and root is not None:
                 return BadGradient(root, "grad_output", dtype_name(gradient.dtype), state)
     module = run.entry.module
-    ran = run.again(Careful([*module.buffers()], Limit(time.monotonic() + MAX_RERUN)))
-    known: dict[int, Tensor | None] = dict(zip(map(id, module.parameters()), ran.values or (), strict=False))
+    ran = run.again(Careful([*buffers_in(module)], Limit(time.monotonic() + MAX_RERUN)))
+    known: dict[int, Tensor | None] = dict(zip(map(id, parameters_in(module)), ran.values or (), strict=False))
     with torch.no_grad():
         for named in reversed(model.modules):
             for name, value in named.module._parameters.items():

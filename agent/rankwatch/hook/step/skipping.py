@@ -35,6 +35,7 @@ from ...measure.extremes import local
 from ...measure.modules import Modules
 from ...shared.types.bad_step import OnBadStep
 from ...shared.types.trip import LeftOut
+from ...touch.parts import parameters_in
 from ...touch.torch_private import found_inf
 from .buffer_copies import BufferCopies
 
@@ -110,7 +111,7 @@ class Skipping:
         if self._undecided.bad_step is not None or self._life.awaits_backward:
             return False
         return not any(
-            value.grad is not None or not isinstance(value, nn.Parameter) for value in self._model.root.parameters()
+            value.grad is not None or not isinstance(value, nn.Parameter) for value in parameters_in(self._model.root)
         )
 
     # --- before a step ------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 from torch import nn
 from torch.optim import Optimizer
 
+from ...touch.parts import parameters_in
 from ..events import Steps
 from .updates import Updates
 
@@ -58,7 +59,7 @@ class OptimizerSteps:
         if sizes == known and asked % ASKED_AGAIN:
             self._foreign[optimizer] = known, asked + 1
             return False
-        ours = {id(parameter) for parameter in self._model.parameters()}
+        ours = {id(parameter) for parameter in parameters_in(self._model)}
         if any(id(parameter) in ours for group in optimizer.param_groups for parameter in group["params"]):
             self._foreign.pop(optimizer, None)
             return True

@@ -26,6 +26,7 @@ from torch import Tensor
 from ...measure.modules import class_name
 from ...measure.walk import leaves
 from ...shared.types.trip import Trip
+from ...touch.parts import buffers_in, parameters_in
 from ..forward import Forward
 from . import capsule_code as sources
 from . import surroundings
@@ -109,7 +110,7 @@ def _write(
     bag = TensorBag(rules.limit)
     encoder = Encoder(bag)
     devices = {leaf.device for _, leaf in leaves([args, kwargs], "") if isinstance(leaf, Tensor)}
-    devices |= {value.device for value in [*module.parameters(), *module.buffers()]}
+    devices |= {value.device for value in [*parameters_in(module), *buffers_in(module)]}
     with torch.no_grad():
         # In this order, so that the limit cuts off the parameters and not the inputs.
         encoder.with_tensors = encoder.with_texts = rules.with_inputs
