@@ -133,7 +133,7 @@ class Detector:
         looks_at_weights = bool(config.fingerprints) and not count_all
         standstill = Standstill(hooks, steps, reporter.on_notice, is_on=looks_at_weights)
         ungraded = Ungraded(hooks, steps, reporter.on_notice, doors.guarded, is_on=looks_at_weights)
-        copies = Copies(hooks, steps, is_on=looks_at_weights)
+        copies = Copies(hooks, steps, is_on=not count_all)
         unwritten = Unwritten(hooks, reporter.on_notice)
         forwards = self._forwards = Forwards(
             count_all, doors, feed, running, batches, settler, recorder, sweep, steps, hooks, gradients, losses

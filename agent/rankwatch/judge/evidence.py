@@ -220,7 +220,9 @@ class Evidence:
             name, module = one.named.names[0], one.named.module
             is_here = is_bad(shards.get((id(module), one.reading.label.partition(SHARD)[0])))
             before = self._recorder.dtypes_before(one)
-            change, facts = self._steps.updates.change_of(one.value, one.finite_in, before, is_sharded=bool(shards))
+            change, facts = self._steps.updates.change_of(
+                one.value, one.finite_in, before, is_apart=bool(shards) or self._steps.are_of_copies
+            )
             yield BadWeight(name, class_name(module), one.reading, one.finite_in, is_here, change, facts)
 
 

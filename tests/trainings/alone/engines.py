@@ -122,6 +122,37 @@ hostile("first", "gradient", batch=13, label="weight.grad", batches=20).each(
 )
 
 
+def engine_that_goes_wrong(in_batch: Callable[[Tensor, Engine, int], Tensor]) -> Training:
+    """``in_batch``: returns the loss of a batch, and may touch the engine."""
+    model = Net(no_fault)
+    made = Engine(model, skips=False)
+
+    def step(number: int) -> None:
+        in_batch(model(data(number)).square().mean(), made, number).backward()
+        made.step(number)
+
+    return Training(model, step)
+
+
+def nan_in_loss(loss: Tensor, made: Engine, number: int) -> Tensor:
+    return loss * (NAN if number == 13 else 1.0)
+
+
+def decay_too_high(loss: Tensor, made: Engine, number: int) -> Tensor:
+    made.optimizer.param_groups[0] |= {"lr": 1e20, "weight_decay": 1e20} if number == 13 else {}
+    return loss
+
+
+hostile("", "invalid", batch=13, label="loss", batches=20, fingerprints=0).each(
+    an_engine_with_a_nan_loss_and_no_collector=lambda: engine_that_goes_wrong(nan_in_loss),
+)
+hostile(
+    "first", "weight", "inf", batch=14, label="weight", batches=20, says="optimizer step", never="no optimizer that was seen"
+).each(
+    an_engine_whose_step_overflows=lambda: engine_that_goes_wrong(decay_too_high),
+)
+
+
 def skipping(loss: Callable[[Tensor, int], Tensor], bad: Bad = no_fault, *, every: int = 1) -> Training:
     """A loop that looks at the norm, and takes no step that is not finite."""
     model = Net(bad)

@@ -100,18 +100,23 @@ class Updates:
         self._last[optimizer] = _Update(batch, are_finite, rates, getattr(optimizer, "found_inf", None))
 
     def change_of(
-        self, value: Tensor, finite_in: int, before: set[str], *, is_sharded: bool
+        self, value: Tensor, finite_in: int, before: set[str], *, is_apart: bool
     ) -> tuple[Change, tuple[UpdateFact, ...]]:
-        """What made a parameter bad that was seen finite in a batch, and what is known of it. ``before``: its dtypes so far."""
+        """What made a parameter bad that was seen finite in a batch, and what is known of it.
+
+        Args:
+            before: its dtypes so far.
+            is_apart: whether an optimizer may hold another tensor for it, a shard or a copy.
+        """
         if others := before - {dtype_name(value.dtype)}:
             return Change.CONVERSION, (UpdateFact("dtype", min(others), dtype_name(value.dtype)),)
-        if value.grad_fn is not None and not is_sharded:
+        if value.grad_fn is not None and not is_apart:
             return Change.HANDED, ()
         if finite_in < 0:
             return Change.UNKNOWN, ()
         owner = next(((one, *at) for one in self._last if (at := _place_of(value, one)) is not None), None)
         if owner is None:
-            return (Change.UNKNOWN, ()) if is_sharded or not self._last else (Change.OTHER, ())
+            return (Change.UNKNOWN, ()) if is_apart or not self._last else (Change.OTHER, ())
         optimizer, number, group, parameter = owner
         update = self._last[optimizer]
         if update.batch < finite_in:
