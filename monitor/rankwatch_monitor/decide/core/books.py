@@ -90,7 +90,9 @@ class Books:
         if isinstance(fact, Died):
             self.ranks[entry.rank].death = fact.how
         elif isinstance(fact, Left):
-            self.leave(self.ranks[entry.rank], fact.state)
+            rank = self.ranks[entry.rank]
+            rank.last_memory, rank.leaked = fact.memory, fact.leaked
+            self.leave(rank, fact.state)
         else:
             for desk in self.desks:
                 desk.apply(entry)

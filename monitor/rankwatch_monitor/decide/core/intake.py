@@ -150,6 +150,7 @@ class Intake:
         if isinstance(message, messages.Beat):
             rank.queued, rank.dropped, rank.departed = message.queued, message.dropped, message.departed
             rank.advance(message.moment, message.phase)
+            rank.memory.take(message.moment.batch, message.memory)
             rank.spent = message.spent if message.spent.batches else rank.spent
             if message.first_of_step >= 0:
                 rank.settle(message.settled, message.moment.step, message.first_of_step)

@@ -72,12 +72,15 @@ class InTurn(Finding):
 
 @dataclass(frozen=True, slots=True)
 class Left(Finding):
-    """The collector counts this rank out: it ended without a BYE."""
+    """The collector counts this rank out: it ended without a BYE. ``memory``: what it had taken; ``leaked``: this grew all the
+    time."""
 
     state: RankState
+    memory: str = ""
+    leaked: bool = False
 
     def describe(self, rank: int) -> str:
-        return f"counted as {self.state.value}"
+        return f"counted as {self.state.value}" + (f"; {self.memory}" if self.memory else "")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from rankwatch.shared.types.spent import NOT_SPENT, Spent
 from rankwatch.shared.types.trip import Trip
 from rankwatch.shared.words.text import describe_position, describe_rank, name_spans
 
+from ..ending.memory import MemoryTaken, describe_memory
 from ..keys.budget import WORDS_OVERHEAD, words
 from ..trip.skipped import StepKey
 from ..trip.verdict import Liveness, Verdict, Witness
@@ -86,6 +87,14 @@ class Rank:
     """Whether it has destroyed its process group, by its last beat."""
     spent: Spent = NOT_SPENT
     """Where the time of its batches goes, by its last beat."""
+    memory: MemoryTaken = field(default_factory=MemoryTaken)
+    """Of its host that it took,"""
+    device_memory: MemoryTaken = field(default_factory=MemoryTaken)
+    """and of its device."""
+    last_memory: str = ""
+    """What it took before it was lost."""
+    leaked: bool = False
+    """Whether this had grown all the time."""
     trip: Trip | None = None
     """The one that ends the run. Those of steps that were left out are with these."""
     skipped: StepKey | None = None
@@ -128,6 +137,11 @@ class Rank:
     def last_seen(self) -> str:
         position = self.progress.position
         return f"last seen in {describe_position(position)}, frame {position.frame}, phase {self.phase}"
+
+    @property
+    def end(self) -> str:
+        """Where it was seen last, and what memory it took."""
+        return "; ".join(filter(None, (self.last_seen, describe_memory(self.memory, self.device_memory))))
 
     @property
     def furthest_batch(self) -> int:
@@ -283,6 +297,8 @@ class Rank:
             gpu=self.hello.gpu,
             torch=self.hello.torch,
             farewell_at=self.farewell_at,
+            memory=self.last_memory,
+            leaked=self.leaked,
         )
 
 
@@ -318,4 +334,4 @@ def describe_first_lost(ranks: Collection[Rank]) -> str:
         return ""
     first = min(lost, key=first_to_die)
     how = f"was lost: {first.death}" if first.death else "ended without a word"
-    return f"{first.name} {how}; {first.last_seen}"
+    return f"{first.name} {how}; {first.end}"
