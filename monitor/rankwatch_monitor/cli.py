@@ -48,11 +48,16 @@ COMMANDS = {
         "rankwatch diff train-0 --rank 1 --batch 20 --batch 25",
         "rankwatch diff train-0 train-1",
     ),
-    "dump": ("print the record of a run as JSON lines", "rankwatch dump train-0 --frames"),
+    "stack": (
+        "show where ranks are now: in which line, in which collective",
+        "rankwatch stack",
+        "rankwatch stack train-0 --rank 1",
+    ),
     "export": (
-        "export the record of a run to Parquet or TensorBoard",
+        "export the record of a run to Parquet, TensorBoard or JSON lines",
         "rankwatch export train-0 --parquet train-0.parquet",
         "rankwatch export train-0 --tensorboard logs",
+        "rankwatch export train-0 --jsonl --frames",
     ),
     "archive": (
         "add a run that is over to an archive of all runs, for rankwatch fleet",
@@ -94,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     code: int = 0
     try:
         with checked_output():
-            arguments = _parser().parse_args(argv)
+            arguments = _parser().parse_args(_renamed(sys.argv[1:] if argv is None else argv))
             handler = logging.StreamHandler(sys.stderr)
             handler.setFormatter(_Lines("rankwatch: %(message)s"))
             logging.basicConfig(level=logging.INFO, handlers=[handler])
@@ -113,6 +118,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         _say_error(describe_missing("this command", error))
         return EXIT_ERROR
     return code
+
+
+def _renamed(argv: Sequence[str]) -> Sequence[str]:
+    """A command that has another name by now."""
+    if argv[:1] != ["dump"]:
+        return argv
+    sys.stderr.write("rankwatch: `rankwatch dump` is `rankwatch export --jsonl` now\n")
+    return ["export", "--jsonl", *argv[1:]]
 
 
 def _say_error(text: str) -> None:

@@ -120,8 +120,9 @@ def add_connection(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--connection",
         metavar="FILE",
-        default=env("connection", None) or runs_folder() / "connection.json",
-        help="the collector's connection file (default: RANKWATCH_CONNECTION, or else rankwatch-runs/connection.json)",
+        default=env("connection", None),
+        help="the collector's connection file (default: RANKWATCH_CONNECTION, or else that of the run, or else "
+        "rankwatch-runs/connection.json)",
     )
 
 
@@ -186,6 +187,11 @@ def named_run(path: Path) -> Path:
 def runs_folder() -> Path:
     """The folder of all runs, where a command is given none."""
     return Path(env("runs_dir", "rankwatch-runs") or "")
+
+
+def usual_connection() -> Path:
+    """The connection file of a collector that is given no other."""
+    return runs_folder() / "connection.json"
 
 
 def no_run(path: Path, runs: Path) -> str:
