@@ -120,6 +120,8 @@ class Link:
         """Why the collector has refused this rank for good; empty if it has not."""
         self.is_unused: Callable[[], bool] = lambda: False
         """Whether the model was never trained, while another one was."""
+        self.aside: Callable[[], tuple[str, ...]] = tuple
+        """What the process has done beside its training."""
 
         self._spool = Spool()
         self._outbox = Outbox(self._spool)
@@ -409,6 +411,7 @@ class Link:
         return messages.Beat(
             at.moment, at.phase, len(spool), spool.dropped, time.time(), bool(HOLDS), self._last_stay.is_orphaned,
             at.first_of_step, at.settled, DEPARTURE.has_left, self.calls.news(), at.spent, resident(),
+            self.aside(),
         )  # fmt: skip
 
     def _tell_last_calls(self, socket: zmq.Socket[bytes]) -> None:

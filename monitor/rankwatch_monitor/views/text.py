@@ -223,9 +223,9 @@ def _last_words(report: Report, ranks: list[int]) -> list[str]:
 
 
 def _next(report: Report) -> list[tuple[str, str]]:
-    """What a program could do by itself. Of all else, what to try says more."""
+    """What a program could do by itself, and what speaks against it where a rank was lost. Of all else, what to try says more."""
     advice = next_action(report)
-    if advice is None or advice.action not in (*RESTARTS, Action.SKIP_BATCH):
+    if advice is None or not (report.outcome is Outcome.LOST or advice.action in (*RESTARTS, Action.SKIP_BATCH)):
         return []
     without = f" without {', '.join(advice.hosts)}" if advice.hosts else ""
     return [("next", f"{advice.action.value}{without}: {advice.reason}")]

@@ -44,6 +44,7 @@ StartId: TypeAlias = Annotated[str, string(MAX_START)]
 StackLine: TypeAlias = Annotated[str, string(MAX_STACK_LINE)]
 Key: TypeAlias = Annotated[str, string(40)]
 Counts: TypeAlias = tuple[GroupCount, ...]
+MadeWith: TypeAlias = Annotated[tuple[Annotated[str, string(MAX_MADE_WITH)], ...], Items(8)]
 WithinADay: TypeAlias = Annotated[float, number(0, 86400)]
 """Seconds."""
 
@@ -83,7 +84,7 @@ class Hello:
     age: float = 0.0
     launch: StartId = ""
     earlier: StartId = ""
-    made_with: Annotated[tuple[Annotated[str, string(MAX_MADE_WITH)], ...], Items(8)] = ()
+    made_with: MadeWith = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +178,8 @@ class Beat:
     ``holds``: the rank asks an abort to wait. ``orphaned``: the torchrun that started it has ended. ``settled`` is the moment
     before which no backward trips either, and ``first_of_step`` the first batch of the moment's optimizer step; -1: an agent
     that tells neither. ``departed``: the rank has destroyed its process group. ``spent``: where the time of its batches goes.
-    ``memory``: bytes of the host's that the process takes; 0: not known.
+    ``memory``: bytes of the host's that the process takes; 0: not known. ``aside``: what rank 0 has done beside its training,
+    lines such as ``saved: /data/step-50.pt, after batch 49``.
     """
 
     KIND = "BEAT"
@@ -194,6 +196,7 @@ class Beat:
     calls: Counts = ()
     spent: Spent = NOT_SPENT
     memory: Annotated[int, integer(0)] = 0
+    aside: MadeWith = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,6 +94,16 @@ class Died(Finding):
 
 
 @dataclass(frozen=True, slots=True)
+class Aside(Finding):
+    """What a rank has done beside its training by now, as its heartbeat says: saved a file, opened a run of W&B."""
+
+    lines: tuple[str, ...]
+
+    def describe(self, rank: int) -> str:
+        return "; ".join(self.lines)
+
+
+@dataclass(frozen=True, slots=True)
 class Reached(Finding):
     """The moments of the ranks when one of them tripped, or of one rank when it answered the election.
 

@@ -87,6 +87,8 @@ class Rank:
     """Whether it has destroyed its process group, by its last beat."""
     spent: Spent = NOT_SPENT
     """Where the time of its batches goes, by its last beat."""
+    aside: tuple[str, ...] = ()
+    """What it has done beside its training by now."""
     memory: MemoryTaken = field(default_factory=MemoryTaken)
     """Of its host that it took,"""
     device_memory: MemoryTaken = field(default_factory=MemoryTaken)
