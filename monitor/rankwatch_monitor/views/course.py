@@ -40,7 +40,7 @@ def state(report: Report) -> list[tuple[str, str]]:
         far.append(f"{course.steps} step{'s' if course.steps != 1 else ''}")
     if course.first_loss is not None and course.last_loss is not None:
         far.append(f"loss {course.first_loss.loss:.3g} -> {course.last_loss.loss:.3g}")
-    saved = f"; last saved {last}" if (last := _told(report).get("saved", "")) else ""
+    saved = f"; last saved {last.rpartition('/')[2]}" if (last := _told(report).get("saved", "")) else ""
     return [("state", f"{', '.join(far)}; {_clock(course.seconds)}{_since(course)}{saved}")]
 
 
