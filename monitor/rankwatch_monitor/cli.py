@@ -249,7 +249,7 @@ def _parser(*, lists_all: bool = False) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_CommandParser)
     for name, (text, *examples) in COMMANDS.items():
         epilog = "\n".join(["examples:" if examples[1:] else "example:", *(f"  {example}" for example in examples)])
-        shown = {"help": text} if lists_all or name not in ADMINISTRATORS else {}
+        shown: dict[str, Any] = {"help": text} if lists_all or name not in ADMINISTRATORS else {}
         commands.add_parser(name, **shown, description=f"{text[0].upper()}{text[1:]}.", epilog=epilog)
     parser.set_defaults(whole=_whole_parser)  # only `completion` asks for it: it costs the imports of all commands
     return parser

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ..shared.types.frame import Whereabouts
 from ..shared.types.messages import MAX_MADE_WITH
 from ..touch.patched import patch
 from .registry import open_watches
@@ -61,7 +62,7 @@ def wandb_url() -> str:
     return url if isinstance(url, str) else ""
 
 
-def aside() -> tuple[str, ...]:
+def aside(at: Whereabouts) -> tuple[str, ...]:
     """Lines such as ``saved: /data/step-50.pt, after batch 49``. What is not known has no line."""
-    told = {"saved": _last, "wandb": wandb_url()}
+    told = {"saved": _last, "wandb": wandb_url(), "rates": at.rates}
     return tuple(f"{name}: {text}"[:MAX_MADE_WITH] for name, text in told.items() if text)

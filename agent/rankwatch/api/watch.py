@@ -21,7 +21,8 @@ from .watch_object import Watch
 
 _given: ContextVar[frozenset[str]] = ContextVar("rankwatch_given", default=frozenset())
 
-_P, _R = ParamSpec("_P"), TypeVar("_R")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
 
 
 def _noting_what_is_given(function: Callable[_P, _R]) -> Callable[_P, _R]:

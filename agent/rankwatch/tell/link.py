@@ -120,7 +120,7 @@ class Link:
         """Why the collector has refused this rank for good; empty if it has not."""
         self.is_unused: Callable[[], bool] = lambda: False
         """Whether the model was never trained, while another one was."""
-        self.aside: Callable[[], tuple[str, ...]] = tuple
+        self.aside: Callable[[Whereabouts], tuple[str, ...]] = lambda at: ()
         """What the process has done beside its training."""
 
         self._spool = Spool()
@@ -411,7 +411,7 @@ class Link:
         return messages.Beat(
             at.moment, at.phase, len(spool), spool.dropped, time.time(), bool(HOLDS), self._last_stay.is_orphaned,
             at.first_of_step, at.settled, DEPARTURE.has_left, self.calls.news(), at.spent, resident(),
-            self.aside(),
+            self.aside(at),
         )  # fmt: skip
 
     def _tell_last_calls(self, socket: zmq.Socket[bytes]) -> None:

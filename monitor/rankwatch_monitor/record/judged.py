@@ -10,7 +10,7 @@ import numpy as np
 
 from rankwatch.shared.types.frame import NO_NORM, Kind, Phase
 
-from ..decide.ending.judgement import FEW, LASTS, ByBatch, Grown, Jump, RunNumbers
+from ..decide.ending.judgement import FEW, LASTS, ByBatch, Grown, RunNumbers, WeightsJump
 from .numbers.headroom import Readings
 from .numbers.layout import Array
 from .numbers.losses import LOSS, RunLosses
@@ -107,7 +107,7 @@ class _Weights:
         growth = np.log2(now[is_known] / before[is_known])
         return float(np.median(growth)) if len(growth) else 0.0
 
-    def jump(self, batch: int) -> Jump | None:
+    def jump(self, batch: int) -> WeightsJump | None:
         """From before this batch until each weight was measured again."""
         around = max(0, batch - 1), batch + IN_TURN
         keys = self._record.nearest_envelopes(self._key, around) if self._rows else []
@@ -122,7 +122,7 @@ class _Weights:
             return None
         place = int(np.abs(np.log2(times)).argmax())
         count = int(jumped.sum()), len(self._rows)
-        return Jump(keys[0].batch, keys[1].batch, self._names[place], float(times[place]), *count)
+        return WeightsJump(keys[0].batch, keys[1].batch, self._names[place], float(times[place]), *count)
 
 
 def _rows_of_weights(record: RunRecord, key: EnvelopeKey) -> list[int]:

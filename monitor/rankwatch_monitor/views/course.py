@@ -27,7 +27,20 @@ def fields(report: Report) -> list[tuple[str, str]]:
 
 MOST_HOSTS = 8
 
-LABELS = "took", "loss", "nearest", "grew most", "command", "options", "commit", "versions", "wandb", "saved", "hosts"
+LABELS = (
+    "took",
+    "loss",
+    "nearest",
+    "grew most",
+    "command",
+    "options",
+    "commit",
+    "versions",
+    "wandb",
+    "saved",
+    "rates",
+    "hosts",
+)
 
 
 def state(report: Report) -> list[tuple[str, str]]:
@@ -42,6 +55,12 @@ def state(report: Report) -> list[tuple[str, str]]:
         far.append(f"loss {course.first_loss.loss:.3g} -> {course.last_loss.loss:.3g}")
     saved = f"; last saved {last.rpartition('/')[2]}" if (last := _told(report).get("saved", "")) else ""
     return [("state", f"{', '.join(far)}; {_clock(course.seconds)}{_since(course)}{saved}")]
+
+
+def rates(report: Report) -> list[tuple[str, str]]:
+    """The learning rates: a fact beside a loss that has left its range."""
+    told = _told(report).get("rates", "")
+    return [("rates", "\n".join(told.split("; ")))] if told else []
 
 
 def made_with(report: Report) -> list[tuple[str, str]]:

@@ -184,6 +184,7 @@ def _render_ending(report: Report, record: str, stack_lines: int | None) -> str:
             head,
             [
                 *course.fields(report),
+                *(course.rates(report) if record and judged is not None and judged.healthy is False else []),
                 *replica_fields(report),
                 *noticed,
                 *lapses,

@@ -27,6 +27,8 @@ _ADVICE = re.compile(r"[.:]? This is typically caused by a remote worker.*", re.
 """What gloo adds to each error of a connection."""
 
 _OF_WORKER = re.compile(r"\w+: Caught \w+ in (DataLoader worker process \d+|pin memory thread for device \d+)\.", re.ASCII)
+_CONTINUED = "\n| "
+"""How a further line of a text begins that came over the wire."""
 _WORKERS_TRACE = "\nOriginal Traceback (most recent call last):\n"
 _TRACED = re.compile(r'^ *File "([^"]+)", line (\d+), in (\S+)', re.MULTILINE)
 _INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib/python\d")
@@ -68,7 +70,7 @@ def brief(text: str, at: str = "") -> str:
 
 def _of_worker(text: str, at: str) -> tuple[str, str]:
     """The error of a worker of a DataLoader, and the user's line in which the worker was."""
-    worker, (_, _, trace) = _OF_WORKER.match(text), text.partition(_WORKERS_TRACE)
+    worker, (_, _, trace) = _OF_WORKER.match(text), text.replace(_CONTINUED, "\n").partition(_WORKERS_TRACE)
     if worker is None or not trace:
         return text, at
     error = next((line for line in trace.rstrip().split("\n") if line[:1].isalpha()), "")
@@ -76,7 +78,7 @@ def _of_worker(text: str, at: str) -> tuple[str, str]:
     if own:
         file, line, name = own[-1]
         at = f"{file.rpartition('/')[2]}:{line} in {name}"
-    return f"{error or text.partition(_WORKERS_TRACE)[0]} ({worker[1]})", at
+    return f"{error or text.partition(':')[0]} ({worker[1]})", at
 
 
 def _brief(text: str) -> str:

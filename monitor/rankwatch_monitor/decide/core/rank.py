@@ -142,8 +142,9 @@ class Rank:
 
     @property
     def end(self) -> str:
-        """Where it was seen last, and what memory it took."""
-        return "; ".join(filter(None, (self.last_seen, describe_memory(self.memory, self.device_memory))))
+        """Where it was seen last, and what memory it took if that had grown all the time."""
+        has_grown = self.memory.leaks or self.device_memory.leaks
+        return f"{self.last_seen}; {describe_memory(self.memory, self.device_memory)}" if has_grown else self.last_seen
 
     @property
     def furthest_batch(self) -> int:

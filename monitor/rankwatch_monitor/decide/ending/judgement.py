@@ -105,23 +105,23 @@ RUN_AWAY = 3.0
 """Doublings of the median weight, of a network whose output has grown while its loss has not fallen."""
 
 
-class Jump(NamedTuple):
-    """From one batch to the next, ``count`` of ``of`` weights changed more than twofold; this one the most."""
+class WeightsJump(NamedTuple):
+    """From one batch to the next, ``changed`` of ``of`` weights changed more than twofold; this one the most."""
 
     before: int
     after: int
     weight: str
     times: float
-    count: int
+    changed: int
     of: int
 
     def describe(self) -> str:
-        many = f"{self.count} of {self.of} weights"
+        many = f"{self.changed} of {self.of} weights"
         most = f"{self.weight} x{figure(self.times)}"
         return f"from batch {self.before} to {self.after}, {many} changed more than twofold ({most})"
 
 
-def _no_jump(batch: int) -> Jump | None:
+def _no_jump(batch: int) -> WeightsJump | None:
     """Where it is not known."""
     return None
 
@@ -151,7 +151,7 @@ class RunNumbers(NamedTuple):
     begins: ByBatch = ByBatch()
     forwards: ByBatch = ByBatch()
     of_ranks: Callable[[str, int, int], dict[int, float]] = _no_ranks
-    jump: Callable[[int], Jump | None] = _no_jump
+    jump: Callable[[int], WeightsJump | None] = _no_jump
     weights: Callable[[int, int], float] = _no_growth
     unchanged: int | None = None
     outputs: Sequence[Grown] = ()

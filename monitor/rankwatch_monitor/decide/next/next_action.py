@@ -241,8 +241,8 @@ def _after_loss(report: Report) -> Advice:
     if lost[0].farewell.startswith(_EXITED):
         return Advice(Action.STOP, f"{what}: its own program ended it, so a restart comes to it again")
     if lost[0].leaked and is_by_software(lost[0].farewell):
-        grew = f"{lost[0].memory}: look for what keeps the tensors of earlier batches"
-        return Advice(Action.STOP, f"{what}, and its memory had grown all the time, so a restart comes to it again; {grew}")
+        kept = "look for what keeps the tensors of earlier batches; a restart comes to it again"
+        return Advice(Action.STOP, f"{what}, and its memory had grown all the time: {kept}")
     if lost[0].farewell.startswith(_ABORTED):
         return Advice(Action.STOP, f"{what}: a library ended it, which says why on its output; a restart comes to it again")
     return Advice(Action.RESTART, f"{what}: nothing is known to be wrong with the code or the data")

@@ -16,9 +16,9 @@ from rankwatch_monitor.decide.ending.judgement import (
     ByBatch,
     Doubt,
     Grown,
-    Jump,
     RunNumbers,
     Signs,
+    WeightsJump,
     judge,
     signs_of,
 )
@@ -129,7 +129,7 @@ def test_it_says_whether_one_rank_has_parted() -> None:
 
 
 def test_it_says_which_weights_changed_as_the_loss_left_its_range() -> None:
-    jump = Jump(305, 322, "head.weight", 12.0, 4, 6)
+    jump = WeightsJump(305, 322, "head.weight", 12.0, 4, 6)
     (reason,) = signs(blown(56, 300, 10), weights=lambda first, last: 2.0, jump=lambda batch: jump).reasons
     assert reason.text.endswith("; from batch 305 to 322, 4 of 6 weights changed more than twofold (head.weight x12)")
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankwatch.shared.printable import paragraph
 from rankwatch.shared.words.brief import LONGEST, brief, is_timeout
 
 REMOTE = (
@@ -197,7 +198,7 @@ KeyError: 'label'
 
 
 def test_an_error_of_a_worker_is_told_with_the_line_of_the_worker() -> None:
-    assert brief(OF_A_WORKER, "train.py:40 in <module>") == (
-        "KeyError: 'label' (DataLoader worker process 0), at train.py:11 in __getitem__"
-    )
+    said = "KeyError: 'label' (DataLoader worker process 0), at train.py:11 in __getitem__"
+    assert brief(OF_A_WORKER, "train.py:40 in <module>") == said
+    assert brief(paragraph(OF_A_WORKER), "train.py:40 in <module>") == said  # as it comes over the wire
     assert brief(OF_A_WORKER.partition("Original")[0]) == "KeyError: Caught KeyError in DataLoader worker process 0.\n"
