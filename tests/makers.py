@@ -173,8 +173,8 @@ def loss_batch(number: int, loss: float, fed: float = 1.0) -> messages.Batch:
     return messages.Batch(number + 1, summary(number, of=of)._replace(abs_min=lows, abs_max=highs))
 
 
-def beat(*at: int, phase: str = "forward") -> messages.Beat:
-    return messages.Beat(moment(*at), phase, 0, 0, 1000.0)
+def beat(*at: int, phase: str = "forward", memory: int = 0) -> messages.Beat:
+    return messages.Beat(moment(*at), phase, 0, 0, 1000.0, memory=memory)
 
 
 def counts(count: int = 5128, digest: int = 2**62, group: int = 77) -> tuple[GroupCount, ...]:

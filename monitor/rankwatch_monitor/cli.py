@@ -48,11 +48,16 @@ COMMANDS = {
         "rankwatch diff train-0 --rank 1 --batch 20 --batch 25",
         "rankwatch diff train-0 train-1",
     ),
-    "dump": ("print the record of a run as JSON lines", "rankwatch dump train-0 --frames"),
+    "stack": (
+        "show where ranks are now: in which line, in which collective",
+        "rankwatch stack",
+        "rankwatch stack train-0 --rank 1",
+    ),
     "export": (
-        "export the record of a run to Parquet or TensorBoard",
+        "export the record of a run to Parquet, TensorBoard or JSON lines",
         "rankwatch export train-0 --parquet train-0.parquet",
         "rankwatch export train-0 --tensorboard logs",
+        "rankwatch export train-0 --jsonl --frames",
     ),
     "archive": (
         "add a run that is over to an archive of all runs, for rankwatch fleet",
@@ -83,7 +88,13 @@ COMMANDS = {
 }
 """Each command with its line of help, and examples; ``commands/NAME.py`` has ``add_options(parser)`` and ``main(arguments)``."""
 
+ADMINISTRATORS = "collector", "invite", "archive", "fleet"
+"""Commands that one person of a site uses, which have their own heading."""
+
 EPILOG = f"""\
+commands for administrators:
+{{commands}}
+
 exit codes: 0 success; {EXIT_ERROR} error; {EXIT_USAGE} usage; {EXIT_ABORTED} rankwatch stopped the training.
 Options are also read from RANKWATCH_<OPTION>, such as RANKWATCH_RUNS_DIR."""
 
@@ -94,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     code: int = 0
     try:
         with checked_output():
-            arguments = _parser().parse_args(argv)
+            arguments = _parser().parse_args(_renamed(sys.argv[1:] if argv is None else argv))
             handler = logging.StreamHandler(sys.stderr)
             handler.setFormatter(_Lines("rankwatch: %(message)s"))
             logging.basicConfig(level=logging.INFO, handlers=[handler])
@@ -113,6 +124,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         _say_error(describe_missing("this command", error))
         return EXIT_ERROR
     return code
+
+
+def _renamed(argv: Sequence[str]) -> Sequence[str]:
+    """A command that has another name by now."""
+    if argv[:1] != ["dump"]:
+        return argv
+    sys.stderr.write("rankwatch: `rankwatch dump` is `rankwatch export --jsonl` now\n")
+    return ["export", "--jsonl", *argv[1:]]
 
 
 def _say_error(text: str) -> None:
@@ -219,24 +238,26 @@ class _CommandParser(_Parser):
         return found, unknown
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(*, lists_all: bool = False) -> argparse.ArgumentParser:
+    """``lists_all``: the commands of administrators too stand among the others, as completion takes them from there."""
     parser = _Parser(
         prog="rankwatch",
         description="Finds the first inf or nan of a distributed PyTorch training, and stops every rank.",
-        epilog=EPILOG,
+        epilog=EPILOG.format(commands="\n".join(f"    {name:<10}{COMMANDS[name][0]}" for name in ADMINISTRATORS)),
     )
     parser.add_argument("--version", action="version", version=f"rankwatch {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_CommandParser)
     for name, (text, *examples) in COMMANDS.items():
         epilog = "\n".join(["examples:" if examples[1:] else "example:", *(f"  {example}" for example in examples)])
-        commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.", epilog=epilog)
+        shown: dict[str, Any] = {"help": text} if lists_all or name not in ADMINISTRATORS else {}
+        commands.add_parser(name, **shown, description=f"{text[0].upper()}{text[1:]}.", epilog=epilog)
     parser.set_defaults(whole=_whole_parser)  # only `completion` asks for it: it costs the imports of all commands
     return parser
 
 
 def _whole_parser() -> argparse.ArgumentParser:
     """The parser with the options of all commands."""
-    parser = _parser()
+    parser = _parser(lists_all=True)
     for action in parser._actions:
         for command in action.choices.values() if isinstance(action, argparse._SubParsersAction) else ():
             command.load()

@@ -1,4 +1,4 @@
-"""Exports of a real job's record: pyarrow, polars, duckdb and TensorBoard read what ``rankwatch dump`` prints."""
+"""Exports of a real job's record: pyarrow, polars, duckdb and TensorBoard read what ``rankwatch export --jsonl`` prints."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MEASURED_STATES = {state.name.lower() for state in MEASURED}
 @pytest.fixture(scope="module")
 def dumped(bad: Job) -> set[Row]:
     """Every reading of a batch in the record."""
-    lines = [json.loads(line) for line in rankwatch("dump", str(bad.run_dir), "--frames").splitlines()]
+    lines = [json.loads(line) for line in rankwatch("export", "--jsonl", str(bad.run_dir), "--frames").splitlines()]
     frames = [(line["rank"], line["frame"]) for line in lines if line["what"] == "frame"]
     for line in lines:
         if line.get("kind") == "tripped":  # only the trip contains this rank's last batch

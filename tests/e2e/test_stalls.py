@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,11 +32,11 @@ def stacks_in(text: str) -> bool:
 
 
 @contextmanager
-def stalling(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+def stalling(folder: Path, after: str = STALLED) -> Iterator[subprocess.Popen[bytes]]:
     """The job; when this is left, its rank goes on."""
     told = folder / "go-on"
     runs = ["--runs-dir", str(folder / "runs"), "--job", "train", "--no-status"]
-    start = [*RANKWATCH, "run", *runs, "--stall-after", STALLED, "--heartbeat", "0.5", "--", *forked("stalls.py")]
+    start = [*RANKWATCH, "run", *runs, "--stall-after", after, "--heartbeat", "0.5", "--", *forked("stalls.py")]
     with (folder / "log").open("w") as log:
         process = subprocess.Popen(start, env=environment(STALL_FILE=str(told)), stdout=log, stderr=log)
         try:
@@ -69,6 +71,27 @@ def test_a_stall_is_seen_with_its_stacks_while_it_lasts_and_not_afterwards(tmp_p
     report = json.loads(said("report", runs, "--json"))
     assert (report["outcome"], report["stall"], report["stalled"]) == ("finished", None, "")
     assert json.loads(said("list", runs, "--json"))[0]["state"] == "finished"
+
+
+@pytest.mark.slow
+def test_stacks_are_shown_on_demand_before_there_is_a_stall_and_a_stopped_rank_is_named(tmp_path: Path) -> None:
+    run = str(tmp_path / "runs" / "train-0")
+
+    def stacks(*options: str) -> str:
+        return commands.run("stack", run, *options).stdout
+
+    with stalling(tmp_path, after="300") as process:
+        until(lambda: stacks_in(stacks()))
+        assert "stalled" not in (tmp_path / "log").read_text()
+        assert stacks("--rank", "0").startswith("rank 0 of 2 (")
+        rows = json.loads(commands.run("report", run, "--json").stdout)["ranks"]
+        stopped = next(row["pid"] for row in rows if row["rank"] == 1)
+        os.kill(stopped, signal.SIGSTOP)
+        told = stacks("--rank", "1")
+        os.kill(stopped, signal.SIGCONT)
+        assert "gave no stack: it has been silent for 1" in told
+    assert process.returncode == 0
+    assert f"no collector has run {Path(run).name} any more" in commands.run("stack", run).stderr
 
 
 @pytest.mark.slow

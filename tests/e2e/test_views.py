@@ -68,7 +68,7 @@ def test_diff(good: Job) -> None:
 
 
 def test_dump(bad: Job) -> None:
-    lines = [json.loads(line) for line in rankwatch("dump", str(bad.run_dir), "--frames").splitlines()]
+    lines = [json.loads(line) for line in rankwatch("export", "--jsonl", str(bad.run_dir), "--frames").splitlines()]
     kinds = [line["kind"] for line in lines if line["what"] == "event"]
     assert kinds[0] == "opened"
     assert kinds[-1] == "closed"
@@ -113,7 +113,7 @@ def test_one_rank_and_one_batch_from_near(bad: Job) -> None:
         parsed: dict[str, Any] = json.loads(rankwatch("report", run, *options, "--json"), parse_constant=pytest.fail)
         return parsed
 
-    frames = [json.loads(line) for line in rankwatch("dump", run, "--frames").splitlines()]
+    frames = [json.loads(line) for line in rankwatch("export", "--jsonl", run, "--frames").splitlines()]
     sent = [
         of["frame"] for of in frames if of["what"] == "frame" and (of["rank"], of["frame"]["position"]["batch"]) == (0, 3)
     ]
@@ -150,7 +150,7 @@ def test_every_view_of_a_run_of_four_ranks(bad: Job, tmp_path: Path) -> None:
     assert "rank 3 of 4" in rankwatch("report", run, "--rank", "3")
     assert "batch 4 of rank 3 of 4" in rankwatch("report", run, "--rank", "3", "--batch", "4")
     assert "right      rank 3, batch" in rankwatch("diff", run, "--rank", "2", "--rank", "3")
-    dumped = [json.loads(line) for line in rankwatch("dump", run).splitlines()]
+    dumped = [json.loads(line) for line in rankwatch("export", "--jsonl", run).splitlines()]
     assert {line["rank"] for line in dumped if line["what"] == "batch"} == {0, 1, 2, 3}
     shown = rankwatch("top", run, "--once")
     assert "4 ranks on 1 node" in shown

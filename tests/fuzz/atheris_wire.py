@@ -52,7 +52,7 @@ def one_input(data: bytes) -> None:
         check(message)
         for peer in (KNOWN, UNKNOWN, KNOWN):
             _do(ledger, Received(peer, message))
-        if isinstance(message, messages.Tune | messages.Hello):  # these may name any run
+        if isinstance(message, messages.Tune | messages.Inspect | messages.Hello):  # these may name any run
             before = repr(healthy)
     if repr(healthy) != before:
         raise AssertionError("a peer of one run changed another run")

@@ -34,6 +34,10 @@ class _TheirText(Reports):
         emit("".join(map(describe_bad_reading, bad_readings)) + format_dump(cleaned(trip.frames)))
 
 
+FRAMES = 21
+"""Frames that a report shows, as there."""
+
+
 class DebugUnderflowOverflow(Watch):
     """A replacement for ``transformers.debug_utils.DebugUnderflowOverflow``: same arguments, same text, same ValueError.
 
@@ -54,7 +58,7 @@ class DebugUnderflowOverflow(Watch):
     def __init__(
         self,
         model: nn.Module,
-        max_frames_to_save: int = 21,
+        max_frames_to_save: int = FRAMES,
         trace_batch_nums: Sequence[int] | None = None,
         abort_after_batch_num: int | None = None,
     ) -> None:
@@ -64,8 +68,8 @@ class DebugUnderflowOverflow(Watch):
         prepare()
         try:
             config = resolve(
-                max_frames_to_save=max_frames_to_save,
-                trace_batch_nums=() if trace_batch_nums is None else trace_batch_nums,
+                max_frames_to_save=None if max_frames_to_save == FRAMES else max_frames_to_save,
+                trace_batch_nums=trace_batch_nums,
                 abort_after_batch_num=abort_after_batch_num,
                 policy=Policy.STRICT,
             )

@@ -26,6 +26,7 @@ from ..tell import rank_process as seat
 from ..tell.departure import DEPARTURE
 from ..touch.parts import parameters_in
 from ..touch.patched import patch, remove_our_frame
+from .aside import aside, see_saves
 from .made_with import made_with
 from .registry import open_watches
 
@@ -172,6 +173,9 @@ def _link_to(watch: Linked, model: nn.Module, config: Config, who: Identity, sta
         made_with=made_with(config) if who.rank == 0 else (),
     )
     link = speaker.link = Link(connection, hello, speaker, source)
+    if who.rank == 0:
+        see_saves()
+        link.aside = aside
     speaker.speak_for(watch)
     is_online = link.start()
     seat.take(who)

@@ -15,6 +15,7 @@ import torch
 
 from .. import __version__
 from ..shared.types.config import FUNCTIONS, Config
+from .aside import wandb_url
 
 LIMIT = 1.0
 """Seconds for git, which the training waits for once: on a network's disk it may take longer, and is not needed."""
@@ -36,7 +37,7 @@ def made_with(config: Config) -> tuple[str, ...]:
         "options": ", ".join(options)[:LONGEST],
         "commit": _commit(),
         "versions": versions,
-        "wandb": _wandb(),
+        "wandb": wandb_url(),
     }
     return tuple(f"{name}: {text}" for name, text in told.items() if text)
 
@@ -62,9 +63,3 @@ def _git(folder: Path, *words: str) -> str | None:
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
     return done.stdout.strip()
-
-
-def _wandb() -> str:
-    """The address of the run that the training has opened."""
-    url = getattr(getattr(sys.modules.get("wandb"), "run", None), "url", "")
-    return url if isinstance(url, str) else ""

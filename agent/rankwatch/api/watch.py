@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 from torch import nn
 
@@ -16,7 +19,27 @@ from ..shared.types.tuning import Check
 from .registry import leave, open_watches, prepare
 from .watch_object import Watch
 
+_given: ContextVar[frozenset[str]] = ContextVar("rankwatch_given", default=frozenset())
 
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def _noting_what_is_given(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """An option that is given counts, also where it is given its default: the signature alone does not tell."""
+
+    @wraps(function)
+    def noting(*arguments: _P.args, **named: _P.kwargs) -> _R:
+        before = _given.set(frozenset(named))
+        try:
+            return function(*arguments, **named)
+        finally:
+            _given.reset(before)
+
+    return noting
+
+
+@_noting_what_is_given
 def watch(
     model: nn.Module | PipelineStage,
     *,
@@ -47,8 +70,8 @@ def watch(
     A model has one watch. A second call, as when a cell of a notebook is run again, takes the first watch off and goes on with
     its run: batches and optimizer steps are counted on.
 
-    For an argument with its default value, the environment variable ``RANKWATCH_<NAME>`` is used if set, else the TOML file
-    that ``RANKWATCH_CONFIG`` names. With ``RANKWATCH_MODE=disabled`` nothing is watched, and all methods do nothing.
+    For an argument that is not given, the environment variable ``RANKWATCH_<NAME>`` is used if set, else the TOML file that
+    ``RANKWATCH_CONFIG`` names. With ``RANKWATCH_MODE=disabled`` nothing is watched, and all methods do nothing.
 
     Args:
         model: the model, plain or wrapped in DDP, FSDP, a compiled or a checkpoint wrapper; or this rank's stage of a
@@ -97,7 +120,7 @@ def watch(
         ConnectionFileError: a connection file that cannot be used.
         ProtocolError: the collector refuses this rank.
     """
-    options = {name: value for name, value in locals().items() if name != "model"}
+    options = {name: value for name, value in locals().items() if name in _given.get() - {"model"}}
     if is_disabled():
         return asleep()
     prepare()

@@ -20,6 +20,7 @@ from ..judge.outside import Outside
 from ..judge.reporter import Reporter
 from ..judge.settler import Settler
 from ..judge.steps.optimizer_steps import OptimizerSteps
+from ..judge.steps.rates import Rates
 from ..judge.stopwatch import Stopwatch
 from ..measure.collectives import Collectives
 from ..measure.modules import unwrap
@@ -142,10 +143,11 @@ class Detector:
         limit = BatchLimit(config.abort_after_batch_num, life, settler, reporter)
         hooks.put_on(forwards, backwards)
         compiled = CompiledEntry(model, forwards)
-        self._stopwatch = Stopwatch()
+        self._stopwatch, self._rates = Stopwatch(), Rates()
         feed.subscribe(
             copies, gradients, guard, skipping, batches, undecided, settler, hooks, losses, turns, scales, fingerprints,
             standstill, ungraded, unwritten, limit, forwards, compiled, outside, self._stopwatch,
+            self._rates,
         )  # fmt: skip
         watch = BackwardWatch(backwards)
         self._removed = hooks, compiled, gradients, scales, watch, guard, fingerprints, collectives, ungraded
@@ -172,7 +174,7 @@ class Detector:
 
     @property
     def whereabouts(self) -> Whereabouts:
-        return self._life.whereabouts._replace(spent=self._stopwatch.spent)
+        return self._life.whereabouts._replace(spent=self._stopwatch.spent, rates=self._rates.line)
 
     @property
     def progress(self) -> Moment:

@@ -26,7 +26,7 @@ from ..shared.link.connection import Connection
 from ..shared.link.sockets import dealer
 from ..shared.link.wake import Wake
 from ..shared.system.exit_queue import ExitQueue
-from ..shared.system.process import age
+from ..shared.system.process import age, resident
 from ..shared.types import messages
 from ..shared.types.closeup import CloseUp
 from ..shared.types.fingerprint import Fingerprint, FingerprintTable
@@ -120,6 +120,8 @@ class Link:
         """Why the collector has refused this rank for good; empty if it has not."""
         self.is_unused: Callable[[], bool] = lambda: False
         """Whether the model was never trained, while another one was."""
+        self.aside: Callable[[Whereabouts], tuple[str, ...]] = lambda at: ()
+        """What the process has done beside its training."""
 
         self._spool = Spool()
         self._outbox = Outbox(self._spool)
@@ -408,7 +410,8 @@ class Link:
         at, spool = self._watch.where(), self._spool
         return messages.Beat(
             at.moment, at.phase, len(spool), spool.dropped, time.time(), bool(HOLDS), self._last_stay.is_orphaned,
-            at.first_of_step, at.settled, DEPARTURE.has_left, self.calls.news(), at.spent,
+            at.first_of_step, at.settled, DEPARTURE.has_left, self.calls.news(), at.spent, resident(),
+            self.aside(at),
         )  # fmt: skip
 
     def _tell_last_calls(self, socket: zmq.Socket[bytes]) -> None:

@@ -251,10 +251,12 @@ class Finder:
             self._give_up()
             return
         # With the Trainer's --debug underflow_overflow, ours replaces its detector, with the same policy.
-        policy = Policy.STRICT if remove_their_detector(root) and "RANKWATCH_POLICY" not in os.environ else Policy.FIRST
+        is_strict = remove_their_detector(root) and "RANKWATCH_POLICY" not in os.environ
+        options: dict[str, Any] = {"policy": Policy.STRICT} if is_strict else {}
+        options |= {"first_batch": first_batch} if first_batch else {}
         for part in [one for one in self._outside if _is_part(unwrap(one), root)]:
             self._outside.pop(part)()
-        found = watch(calling_stage(module) or module, first_batch=first_batch, policy=policy)
+        found = watch(calling_stage(module) or module, **options)
         if is_disabled():
             self.stop()
             return

@@ -25,7 +25,7 @@ OF_A_RUN = "run.db", "report.txt"
 """Files of which a run's folder has one."""
 
 
-def add_option(parser: argparse.ArgumentParser, name: str, **details: Any) -> None:
+def add_option(parser: argparse._ActionsContainer, name: str, **details: Any) -> None:
     """Adds an option whose name may be written with underscores too."""
     parser.add_argument(*dict.fromkeys((name, "--" + name[2:].replace("-", "_"))), **details)
 
@@ -120,12 +120,13 @@ def add_connection(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--connection",
         metavar="FILE",
-        default=env("connection", None) or runs_folder() / "connection.json",
-        help="the collector's connection file (default: RANKWATCH_CONNECTION, or else rankwatch-runs/connection.json)",
+        default=env("connection", None),
+        help="the collector's connection file (default: RANKWATCH_CONNECTION, or else that of the run, or else "
+        "rankwatch-runs/connection.json)",
     )
 
 
-def add_runs_dir(parser: argparse.ArgumentParser) -> None:
+def add_runs_dir(parser: argparse._ActionsContainer) -> None:
     _add_runs(parser, "--runs-dir", metavar="DIR")
 
 
@@ -145,7 +146,7 @@ def add_runs(parser: argparse.ArgumentParser) -> None:
     _add_runs(parser, "runs_dir", metavar="RUNS_DIR", nargs="?")
 
 
-def _add_runs(parser: argparse.ArgumentParser, name: str, **details: Any) -> None:
+def _add_runs(parser: argparse._ActionsContainer, name: str, **details: Any) -> None:
     text = "the folder of all runs (default: rankwatch-runs)"
     parser.add_argument(name, type=Path, default=env("runs_dir", "rankwatch-runs"), help=text, **details)
 
@@ -186,6 +187,11 @@ def named_run(path: Path) -> Path:
 def runs_folder() -> Path:
     """The folder of all runs, where a command is given none."""
     return Path(env("runs_dir", "rankwatch-runs") or "")
+
+
+def usual_connection() -> Path:
+    """The connection file of a collector that is given no other."""
+    return runs_folder() / "connection.json"
 
 
 def no_run(path: Path, runs: Path) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from rankwatch.errors import UsageError
 from rankwatch.shared.system.installed import to_add
@@ -28,14 +28,14 @@ log = logging.getLogger(__name__)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    add_collector_options(parser, None, f"address to listen on (default: {DEFAULT_LISTEN}; port 0 picks one)")
+    groups = add_collector_options(parser, None, f"address to listen on (default: {DEFAULT_LISTEN}; port 0 picks one)")
     types.add_option(
-        parser,
+        groups[REACHED],
         "--keep-keys",
         action="store_true",
         help="leave the connection file and keys at the end: the ranks reconnect to the next collector that uses the file",
     )
-    parser.add_argument(
+    groups[REACHED].add_argument(
         "--insecure", action="store_true", help="use plain text, to read the messages with tcpdump; on loopback alone"
     )
 
@@ -50,9 +50,21 @@ def main(arguments: argparse.Namespace) -> int:
 _OPTIONS = Options()
 
 
+STOPPED, REACHED, TOLD, MEASURED = (
+    "when ranks are stopped",
+    "how ranks connect",
+    "what is told, and where",
+    "what is measured",
+)
+"""Groups of the options."""
+
+Groups: TypeAlias = Mapping[str, argparse._ArgumentGroup]
+
+
 class _Option(NamedTuple):
     """An option of the collector. ``default`` is the text that is parsed where neither the option nor its variable is given."""
 
+    group: str
     name: str
     metavar: str
     parse: Callable[[str], object] | None
@@ -61,66 +73,69 @@ class _Option(NamedTuple):
 
 
 _TABLE = (
-    _Option("--heartbeat", "SECONDS", types.seconds, f"{_OPTIONS.heartbeat:g}",
+    _Option(STOPPED, "--heartbeat", "SECONDS", types.seconds, f"{_OPTIONS.heartbeat:g}",
         f"seconds between heartbeats; a rank that misses three is lost (default: {_OPTIONS.heartbeat:g})"),
-    _Option("--decision-window", "SECONDS", types.seconds, f"{_OPTIONS.decision_window:g}",
+    _Option(STOPPED, "--decision-window", "SECONDS", types.seconds, f"{_OPTIONS.decision_window:g}",
         f"seconds for which a verdict waits for ranks that have not answered (default: {_OPTIONS.decision_window:g})"),
-    _Option("--abort-grace", "SECONDS", types.seconds, f"{_OPTIONS.abort_grace:g}",
+    _Option(STOPPED, "--abort-grace", "SECONDS", types.seconds, f"{_OPTIONS.abort_grace:g}",
         f"seconds after an abort until a rank that has not ended is killed (default: {_OPTIONS.abort_grace:g})"),
-    _Option("--on-lost", "{abort,wait}", types.one_of("abort", "wait"), "abort",
+    _Option(STOPPED, "--on-lost", "{abort,wait}", types.one_of("abort", "wait"), "abort",
         "what the other ranks do when a rank fails or is lost (default: abort)"),
-    _Option("--hold-limit", "SECONDS", types.seconds_or_never, f"{_OPTIONS.hold_limit:g}",
+    _Option(STOPPED, "--hold-limit", "SECONDS", types.seconds_or_never, f"{_OPTIONS.hold_limit:g}",
         "seconds for which an abort waits for a rank in rankwatch.hold(), a save say, before the grace begins; 0: it does "
         f"not (default: {_OPTIONS.hold_limit:g})"),
-    _Option("--stall-after", "SECONDS", types.seconds_or_never, f"{_OPTIONS.stall_after:g}",
+    _Option(STOPPED, "--stall-after", "SECONDS", types.seconds_or_never, f"{_OPTIONS.stall_after:g}",
         f"seconds without progress after which a rank has stalled; 0: never (default: {_OPTIONS.stall_after:g})"),
-    _Option("--on-stall", "{warn,abort}", types.one_of("warn", "abort"), "warn",
+    _Option(STOPPED, "--on-stall", "{warn,abort}", types.one_of("warn", "abort"), "warn",
         "what to do when a rank has stalled (default: warn, in the log and the report)"),
-    _Option("--on-desync", "{note,abort}", types.one_of("note", "abort"), "note",
+    _Option(STOPPED, "--on-desync", "{note,abort}", types.one_of("note", "abort"), "note",
         "what to do when replicas that DDP, HSDP or a DTensor keeps equal differ (default: note, in the log and the report)"),
-    _Option("--on-verdict", "CMD", None, "",
+    _Option(TOLD, "--on-verdict", "CMD", None, "",
         "shell command for a run that did not finish well, and for a stall or desync in one that goes on: it has "
         "JSON on stdin, and 30 seconds"),
-    _Option("--log-format", "{text,json}", types.one_of("text", "json"), "text",
+    _Option(TOLD, "--log-format", "{text,json}", types.one_of("text", "json"), "text",
         "the lines on stderr: text with time and level, or one JSON object a line (default: text)"),
-    _Option("--archive", "URL", None, "",
+    _Option(TOLD, "--archive", "URL", None, "",
         "add each run that is over to this archive, for rankwatch fleet: a folder, or a URL such as s3://bucket/runs"),
-    _Option("--frames", "N", types.whole("N", 1, 1 << 31), str(FRAMES_ON_SCREEN),
+    _Option(TOLD, "--frames", "N", types.whole("N", 1, 1 << 31), str(FRAMES_ON_SCREEN),
         f"print the last N frames above a verdict; the record has all (default: {FRAMES_ON_SCREEN})"),
-    _Option("--metrics", "[HOST]:PORT", types.listening, None,
+    _Option(TOLD, "--metrics", "[HOST]:PORT", types.listening, None,
         "serve metrics for Prometheus at this address; without HOST on this machine alone, with * on all interfaces"),
 )  # fmt: skip
 """Each has a variable: RANKWATCH_ and its name."""
 
 
-def add_collector_options(parser: argparse.ArgumentParser, listen: str | None, listen_help: str) -> None:
-    parser.add_argument("--listen", metavar="tcp://HOST:PORT", default=types.env("listen", listen), help=listen_help)
-    parser.add_argument(
+def add_collector_options(parser: argparse.ArgumentParser, listen: str | None, listen_help: str) -> Groups:
+    groups = {name: parser.add_argument_group(name) for name in (STOPPED, TOLD, MEASURED, REACHED)}
+    reached = groups[REACHED]
+    reached.add_argument("--listen", metavar="tcp://HOST:PORT", default=types.env("listen", listen), help=listen_help)
+    reached.add_argument(
         "--address",
         metavar="tcp://HOST:PORT",
         default=types.env("address", None),
         help="address that ranks connect to, if it is another one: a service's, or this host's on a faster network; "
         "port 0 stands for the port of --listen (default: this host's name and the port of --listen)",
     )
-    parser.add_argument(
+    reached.add_argument(
         "--connection-file",
         metavar="PATH",
         type=Path,
         default=types.env("connection_file", None),
         help="file with the address and the keys for the ranks (default: RUNS_DIR/connection.json; of run: a private file)",
     )
-    types.add_runs_dir(parser)
-    for name, metavar, parse, default, text in _TABLE:
+    types.add_runs_dir(groups[TOLD])
+    for group, name, metavar, parse, default, text in _TABLE:
         value = types.env(name[2:], default)
-        types.add_option(parser, name, metavar=metavar, type=parse, default=value, help=text)
+        types.add_option(groups[group], name, metavar=metavar, type=parse, default=value, help=text)
+    types.add_option(groups[TOLD], "--metrics-per-rank", action="store_true", help="serve metrics of each rank, too")
     types.add_option(
-        parser,
+        groups[MEASURED],
         "--every",
         metavar="K",
         type=types.whole("K", 1, MAX_EVERY),
         help="measure each K-th batch only, whatever the ranks' own option says (default: the ranks' own option)",
     )
-    types.add_option(parser, "--metrics-per-rank", action="store_true", help="serve metrics of each rank, too")
+    return groups
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""``rankwatch export``: writes the record of a run for pandas, polars, DuckDB, Spark or TensorBoard."""
+"""``rankwatch export``: the record of a run as JSON lines, or for pandas, polars, DuckDB, Spark or TensorBoard."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rankwatch.shared.printable import printable
 from rankwatch.shared.system.installed import to_add
 
 from ..record.reader import RunRecord
+from ..views.export import json_lines
 from ..views.export.origin import origin_of
 from ..views.export.written import describe
 from . import arguments as types
@@ -24,6 +25,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     target = parser.add_mutually_exclusive_group(required=True)
     target.add_argument("--parquet", metavar="OUT", help="write this file: a path, or a URL such as s3://bucket/run.parquet")
     target.add_argument("--tensorboard", metavar="OUT", type=Path, help="write scalars of each module to this folder")
+    target.add_argument("--jsonl", action="store_true", help="print the whole record as JSON lines")
+    parser.add_argument("--frames", action="store_true", help="with --jsonl: the batches, too, as the ranks sent them")
     parser.add_argument(
         "--what",
         choices=WHAT,
@@ -38,13 +41,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def main(arguments: argparse.Namespace) -> int:
     run = types.run_folder(arguments.run)
+    if arguments.jsonl and (arguments.what or arguments.rank is not None):
+        raise UsageError("--what and --rank go with --parquet or --tensorboard: --jsonl prints the whole record")
+    if arguments.frames and not arguments.jsonl:
+        raise UsageError("--frames goes with --jsonl: --parquet has the frames as rows")
     if arguments.tensorboard and arguments.what:
         raise UsageError("--what goes with --parquet: TensorBoard gets the readings over all ranks, or those of one --rank")
     if arguments.what == "envelope" and arguments.rank is not None:
         raise UsageError("--what envelope is over all ranks: leave out --rank, or export summaries")
     try:
         with open_record(run) as record:
-            _export(record, arguments)
+            if arguments.jsonl:
+                for line in json_lines.lines(record, frames=arguments.frames):
+                    sys.stdout.write(line + "\n")
+            else:
+                _export(record, arguments)
     except ModuleNotFoundError as error:
         library = (error.name or str(error)).partition(".")[0]
         raise UsageError(f"this needs {library}: {to_add('export')}") from None

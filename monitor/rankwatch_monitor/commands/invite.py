@@ -21,7 +21,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: argparse.Namespace) -> int:
-    connection = control.invite(connections.read(arguments.connection), arguments.job)
+    connection = control.invite(connections.read(arguments.connection or types.usual_connection()), arguments.job)
     connections.write(connection, arguments.output)
     text = f"ranks of job {arguments.job} reach the collector by RANKWATCH_CONNECTION={arguments.output}"
     sys.stdout.write(printable(text) + "\n")

@@ -20,6 +20,17 @@ def open_record(run: Path) -> Iterator[RunRecord]:
         yield record
 
 
+def connection_of(run: Path, given: str | None) -> str | Path:
+    """Where none is given, the connection file of the collector that records this run; or else the usual one."""
+    if given is None and (run / FILE).exists():
+        with open_record(run) as record:
+            own = Path(record.meta().get("connection", ""))
+        given = str(own) if own.is_file() else None
+        if given is None and not types.usual_connection().exists():
+            raise UsageError(f"no collector has run {run.name} any more: `rankwatch report {run.name}` says how it ended")
+    return given or types.usual_connection()
+
+
 @contextmanager
 def open_records(runs: list[Path]) -> Iterator[list[RunRecord]]:
     """As ``open_record``, for more than one run."""

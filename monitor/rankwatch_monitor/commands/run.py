@@ -12,24 +12,24 @@ from rankwatch.shared.types.config import is_disabled
 
 from ..serve.launcher import LISTEN, replace_by, run_command
 from . import arguments as types
-from .collector import add_collector_options, metered, settings_of
+from .collector import MEASURED, STOPPED, TOLD, add_collector_options, metered, settings_of
 
 ON_BAD_STEP = "RANKWATCH_ON_BAD_STEP"
 """The variable from which ranks take the option."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    add_collector_options(parser, LISTEN, "address to listen on (default: a free port of this machine alone)")
-    parser.add_argument("--job", help="name of the job (default: the script's)")
+    groups = add_collector_options(parser, LISTEN, "address to listen on (default: a free port of this machine alone)")
+    groups[TOLD].add_argument("--job", help="name of the job (default: the script's)")
     types.add_option(
-        parser,
+        groups[TOLD],
         "--no-status",
         action="store_true",
         default=types.env("status", "1") == "0",
         help="show no status line where stderr is a terminal (or RANKWATCH_STATUS=0)",
     )
     types.add_option(
-        parser,
+        groups[STOPPED],
         "--on-bad-step",
         type=types.on_bad_step,
         metavar="{abort,skip,skip=N/M}",
@@ -37,13 +37,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         f"of the last M (skip: {SKIP.most}/{SKIP.of}; default: RANKWATCH_ON_BAD_STEP, else as watch() says, else abort)",
     )
     types.add_option(
-        parser,
+        groups[MEASURED],
         "--rankwatch-config",
         metavar="FILE",
         help="TOML file with options of the ranks, such as trace_batch_nums = [149, 150] (default: RANKWATCH_CONFIG)",
     )
     types.add_option(
-        parser,
+        groups[STOPPED],
         "--max-restarts",
         metavar="N",
         type=types.whole("N", 0, types.ENDLESS),

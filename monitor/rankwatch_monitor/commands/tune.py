@@ -13,6 +13,7 @@ from rankwatch.shared.types.tuning import MAX_EVERY, NO_CHANGE, Check, Tuning
 
 from ..serve.door import control
 from . import arguments as types
+from .records import connection_of
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +38,8 @@ def main(arguments: argparse.Namespace) -> int:
     )
     if tuning == NO_CHANGE:
         raise UsageError("nothing to change: give --every, --modules, --ignore, --trace-batch-nums or --check")
-    done = control.tune(connections.read(arguments.connection), messages.Tune(arguments.run, tuning))
+    run = types.runs_folder() / (arguments.run or "latest")
+    done = control.tune(connections.read(connection_of(run, arguments.connection)), messages.Tune(arguments.run, tuning))
     ranks = f"{done.ranks} rank{'s' if done.ranks != 1 else ''} of {', '.join(done.runs)}"
     sys.stdout.write(printable(f"changed for {ranks}: {tuning.describe()}") + "\n")
     for line in done.mistyped:

@@ -10,7 +10,7 @@ import numpy as np
 
 from rankwatch.shared.types.frame import NO_NORM, Kind, Phase
 
-from ..decide.ending.judgement import FEW, LASTS, ByBatch, Grown, RunNumbers
+from ..decide.ending.judgement import FEW, LASTS, ByBatch, Grown, RunNumbers, WeightsJump
 from .numbers.headroom import Readings
 from .numbers.layout import Array
 from .numbers.losses import LOSS, RunLosses
@@ -25,6 +25,12 @@ ENDS = 4096
 
 FIRST = 8
 """Envelopes of which a beginning is the median."""
+
+IN_TURN = 16
+"""Batches in which each weight is measured once, by the default of ``weights_every``."""
+
+JUMPED = 2.0
+"""A weight whose largest number changes so many times within a few batches: no training at its usual rate does that."""
 
 RANKS = 1024
 """Ranks whose losses are compared, at most."""
@@ -45,13 +51,15 @@ def read_numbers(record: RunRecord, steps: int | None) -> RunNumbers:
     own = own[np.unique(own["batch"], return_index=True)[1]]  # of each batch the first part: its forward
     norms = digests[(digests["norm"] != np.float32(NO_NORM)) & np.isfinite(digests["norm"])]
     kinds, losses = list(_kinds(record)), _losses(record, digests)
+    weights = _Weights(record, kinds)
     return RunNumbers(
         losses={name: _series(of["batch"], of["loss"]) for name, of in losses.items()},
-        of_ranks=lambda name, batch: _of_ranks(losses[name], batch),
+        of_ranks=lambda name, batch, count: _of_ranks(losses[name], batch, count),
+        jump=weights.jump,
         norms=_series(norms["batch"], norms["norm"]),
         begins=_thinned(own["batch"], own["started"]),
         forwards=_thinned(own["batch"], own["ended"] - own["started"]),
-        weights=_Weights(record, kinds).doublings,
+        weights=weights.doublings,
         unchanged=_unchanged(record, kinds) if steps is not None and steps >= LASTS else None,
         outputs=[one for same in kinds for one in _outputs(record, same)],
     )
@@ -65,9 +73,9 @@ def _losses(record: RunRecord, digests: Array) -> dict[str, Array]:
     return {_name(losses.name(which)): own for which, own in split}
 
 
-def _of_ranks(digests: Array, batch: int) -> dict[int, float]:
-    """The loss of each rank, by the median of LASTS batches from this one on."""
-    own = digests[(digests["batch"] >= batch) & (digests["batch"] < batch + LASTS)]
+def _of_ranks(digests: Array, batch: int, count: int) -> dict[int, float]:
+    """The loss of each rank, by the median of so many batches from this one on."""
+    own = digests[(digests["batch"] >= batch) & (digests["batch"] < batch + count)]
     return {rank: float(np.median(own["loss"][own["rank"] == rank])) for rank in np.unique(own["rank"]).tolist()[:RANKS]}
 
 
@@ -82,6 +90,12 @@ class _Weights:
         self._record = record
         found = [(_rows_of_weights(record, same[0]), same[0]) for same in kinds]
         self._rows, self._key = max(found, key=lambda one: len(one[0]), default=([], EnvelopeKey(0, 0, 0, 0)))
+        rows = (
+            [f"{spec.module}.{row.label}" for spec in record.table(self._key.table).specs for row in spec.readings]
+            if found
+            else []
+        )
+        self._names = [rows[place].lstrip(".") for place in self._rows]
 
     def doublings(self, first: int, last: int) -> float:
         """From one batch to another, the median over all: a bias near 0 may grow many times."""
@@ -92,6 +106,23 @@ class _Weights:
         is_known = (before > 0) & (now > 0) & np.isfinite(now)
         growth = np.log2(now[is_known] / before[is_known])
         return float(np.median(growth)) if len(growth) else 0.0
+
+    def jump(self, batch: int) -> WeightsJump | None:
+        """From before this batch until each weight was measured again."""
+        around = max(0, batch - 1), batch + IN_TURN
+        keys = self._record.nearest_envelopes(self._key, around) if self._rows else []
+        if len(keys) < 2 or keys[0].batch >= keys[1].batch:
+            return None
+        before, after = (self._record.envelope(key).high[self._rows].astype(np.float64) for key in keys)
+        small = 0.1 * float(np.median(before))  # a bias near 0 may grow many times
+        is_known = (before > small) & (after > small) & np.isfinite(before) & np.isfinite(after)
+        times = np.where(is_known, after / np.where(is_known, before, 1.0), 1.0)
+        jumped = np.maximum(times, 1.0 / times) >= JUMPED
+        if not jumped.any():
+            return None
+        place = int(np.abs(np.log2(times)).argmax())
+        count = int(jumped.sum()), len(self._rows)
+        return WeightsJump(keys[0].batch, keys[1].batch, self._names[place], float(times[place]), *count)
 
 
 def _rows_of_weights(record: RunRecord, key: EnvelopeKey) -> list[int]:

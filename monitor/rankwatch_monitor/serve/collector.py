@@ -174,8 +174,9 @@ class Collector:
             runs.sweep(self._keys.server.public)
             archiver = archiver or Archiver("", runs.path)
             self._writer = RecordWriter(
-                runs.path, self._wake, Limits(), runs.begin, self._gauge_headroom, archiver.add, collector=name
-            )
+                runs.path, self._wake, Limits(), runs.begin, self._gauge_headroom, archiver.add,
+                collector=name, connection=str(connection_file.absolute()),
+            )  # fmt: skip
             opened.callback(self._publisher.show_late, 0.0)
             opened.callback(self._writer.close)
             if self._keys.are_taken_over:

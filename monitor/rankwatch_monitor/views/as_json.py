@@ -136,7 +136,7 @@ def rank_to_dict(row: RankRow) -> dict[str, Any]:
         "gpu": gpu_to_dict(row.gpu),
         "torch": row.torch or None,
         "stage": _stage(row),
-        **pick(row, "pid last_batch state acknowledged dropped rival farewell farewell_at"),
+        **pick(row, "pid last_batch state acknowledged dropped rival farewell farewell_at memory leaked"),
         "farewell_text": row.last_words,
     }
 

@@ -27,7 +27,20 @@ def fields(report: Report) -> list[tuple[str, str]]:
 
 MOST_HOSTS = 8
 
-LABELS = "took", "loss", "nearest", "grew most", "command", "options", "commit", "versions", "wandb", "hosts"
+LABELS = (
+    "took",
+    "loss",
+    "nearest",
+    "grew most",
+    "command",
+    "options",
+    "commit",
+    "versions",
+    "wandb",
+    "saved",
+    "rates",
+    "hosts",
+)
 
 
 def state(report: Report) -> list[tuple[str, str]]:
@@ -40,15 +53,26 @@ def state(report: Report) -> list[tuple[str, str]]:
         far.append(f"{course.steps} step{'s' if course.steps != 1 else ''}")
     if course.first_loss is not None and course.last_loss is not None:
         far.append(f"loss {course.first_loss.loss:.3g} -> {course.last_loss.loss:.3g}")
-    return [("state", f"{', '.join(far)}; {_clock(course.seconds)}{_since(course)}")]
+    saved = f"; last saved {last.rpartition('/')[2]}" if (last := _told(report).get("saved", "")) else ""
+    return [("state", f"{', '.join(far)}; {_clock(course.seconds)}{_since(course)}{saved}")]
+
+
+def rates(report: Report) -> list[tuple[str, str]]:
+    """The learning rates: a fact beside a loss that has left its range."""
+    told = _told(report).get("rates", "")
+    return [("rates", "\n".join(told.split("; ")))] if told else []
 
 
 def made_with(report: Report) -> list[tuple[str, str]]:
     """With what the run was made."""
-    told = [(label, text) for label, _, text in (line.partition(": ") for line in report.made_with)]
+    told = list(_told(report).items())
     hosts = list(dict.fromkeys(row.host for row in report.ranks if row.host))
     more = [f"and {len(hosts) - MOST_HOSTS} more"] if len(hosts) > MOST_HOSTS else []
     return [*told, ("hosts", ", ".join([*hosts[:MOST_HOSTS], *more]))] if told else []
+
+
+def _told(report: Report) -> dict[str, str]:
+    return {label: text for label, _, text in (line.partition(": ") for line in report.made_with)}
 
 
 def _since(course: Course) -> str:

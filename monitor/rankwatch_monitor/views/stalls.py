@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rankwatch.shared.types.messages import Inspected
 from rankwatch.shared.words.text import name_spans
 
 from ..decide.core.report import RankStack, Report
@@ -37,6 +38,12 @@ def describe(stack: RankStack, ranks: int = 1) -> str:
     if stack.why_not:
         return f"gave no stack: {stack.why_not}"
     return f"{'is' if ranks == 1 else 'are'} in {stack.waits or 'no Python of its main thread'}"
+
+
+def answered(answer: Inspected) -> list[str]:
+    """The answer of a rank that a person asked: in one line, and then each thread with its frames."""
+    stack = RankStack(0, answer.waits, answer.lines, answer.why_not, answer.collective)
+    return [f"{answer.who}; {describe(stack)}", *(INDENT + line for line in answer.lines)]
 
 
 def unasked(report: Report) -> int:

@@ -60,7 +60,7 @@ def render_head(report: Report, record: str = "", stack_lines: int | None = None
     if report.verdict is None:
         return _render_ending(report, record, stack_lines)
     verdict, trip = report.verdict, report.verdict.trip
-    what = f"{trip.frame.spec.module or '(root)'}, {trip.culprit.label} ({verdict.cause.value})"
+    what = f"{trip.frame.spec.module or '(root)'}, {trip.culprit.label} ({verdict.cause.value}{_born(report, verdict)})"
     whose = verdict.who(f"rank {verdict.tripped}")
     title = f"first {trip.culprit.state.word} in run {report.run}: {whose}, {describe_position(trip.position)}, {what}"
     fields = _of_verdict(report, verdict, stack_lines)
@@ -97,6 +97,15 @@ def _of_verdict(report: Report, verdict: Verdict, stack_lines: int | None) -> li
         *course.made_with(report),
         *closeup.replay(report, verdict),
     ]
+
+
+def _born(report: Report, verdict: Verdict) -> str:
+    """Of a gradient, the function of autograd that made it, and its line: module and parameter alone do not say where."""
+    closer = report.closeup.operator if report.closeup is not None else None
+    made = closer or verdict.trip.operator
+    if made is None or not made.node or made.source is None:
+        return ""
+    return f": {made.node} of {made.source.file.rpartition('/')[2]}:{made.source.line}"
 
 
 def _who(report: Report, verdict: Verdict) -> str:
@@ -175,6 +184,7 @@ def _render_ending(report: Report, record: str, stack_lines: int | None) -> str:
             head,
             [
                 *course.fields(report),
+                *(course.rates(report) if record and judged is not None and judged.healthy is False else []),
                 *replica_fields(report),
                 *noticed,
                 *lapses,
@@ -184,7 +194,9 @@ def _render_ending(report: Report, record: str, stack_lines: int | None) -> str:
                 *_record(record),
             ],
         )
-    told, _, rest = report.reason.partition("; ")
+    told, mark, rest = report.reason.partition("; ")
+    first, _, more = told.partition("\n")  # of an exception of several lines, the first one says what it is
+    told, rest = first, f"{more}{mark}{rest}" if more else rest
     fields = [("reason", rest)] if rest else []
     for label, state in (("lost", RankState.LOST), ("failed", RankState.FAILED)):
         ranks = [row.rank for row in report.ranks if row.state is state]
@@ -212,9 +224,9 @@ def _last_words(report: Report, ranks: list[int]) -> list[str]:
 
 
 def _next(report: Report) -> list[tuple[str, str]]:
-    """What a program could do by itself. Of all else, what to try says more."""
+    """What a program could do by itself, and what speaks against it where a rank was lost. Of all else, what to try says more."""
     advice = next_action(report)
-    if advice is None or advice.action not in (*RESTARTS, Action.SKIP_BATCH):
+    if advice is None or not (report.outcome is Outcome.LOST or advice.action in (*RESTARTS, Action.SKIP_BATCH)):
         return []
     without = f" without {', '.join(advice.hosts)}" if advice.hosts else ""
     return [("next", f"{advice.action.value}{without}: {advice.reason}")]

@@ -185,15 +185,18 @@ def test_a_missing_connection_file_stops_a_rank_before_its_first_batch() -> None
         (["report", "/no/such/run", "--rank", "0"], "no run /no/such/run; in "),
         (["report", "/no/such/run", "--frames", "5"], "no run /no/such/run; in "),
         (["report", "/no/such/run", "--html", "a"], "no run /no/such/run; in "),
-        (["dump", "/no/such/run"], "no run /no/such/run; in "),
+        (["export", "/no/such/run", "--jsonl"], "no run /no/such/run; in "),
         (["diff", "/no/such/run", "--rank", "0", "--rank", "1"], "no run /no/such/run; in "),
         (["report", "--batch", "-1"], "expected a whole number N from 0 on"),
         (["report", "--frames", "0"], "'0': expected a whole number N from 1 on"),
-        (["export", "/no/such/run"], "one of the arguments --parquet --tensorboard is required"),
+        (["export", "/no/such/run"], "one of the arguments --parquet --tensorboard --jsonl is required"),
         (["export", "/no/such/run", "--parquet", "a", "--tensorboard", "b"], "not allowed with argument"),
         (["export", "/no/such/run", "--parquet", "a"], "no run /no/such/run; in "),
         (["export", "--parquet", "a", "--what", "envelope", "--rank", "1"], "--what envelope is over all ranks"),
         (["export", "--tensorboard", "a", "--what", "envelope"], "--what goes with --parquet"),
+        (["export", "--jsonl", "--rank", "1"], "--jsonl prints the whole record"),
+        (["export", "--parquet", "a", "--frames"], "--frames goes with --jsonl"),
+        (["stack", "/no/such/run"], "connection.json does not exist: is the collector running"),
         (["collector", "--abort-grace", "soon"], "'soon': expected seconds"),
         (["collector", "--on-lost", "cry"], "expected abort or wait"),
         (["collector", "--heartbeat", "-1"], "expected 0.01 to 3600 seconds"),
@@ -217,11 +220,20 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return records.write(tmp_path_factory.mktemp("runs") / "train-0", records.part(0, *records.frames(0)))
 
 
-OUTPUTS = "--help", "list ..", "report .", "report . --json", "dump . --frames", "top .", "completion fish", "doctor"
+OUTPUTS = (
+    "--help",
+    "list ..",
+    "report .",
+    "report . --json",
+    "export . --jsonl --frames",
+    "top .",
+    "completion fish",
+    "doctor",
+)
 
 
 @pytest.mark.parametrize(
-    ("command", "is_unbuffered"), [*((command, "") for command in OUTPUTS), ("--help", "1"), ("dump .", "1")]
+    ("command", "is_unbuffered"), [*((command, "") for command in OUTPUTS), ("--help", "1"), ("export . --jsonl", "1")]
 )
 def test_a_full_disk_is_named_in_one_line(command: str, is_unbuffered: str, recorded: Path) -> None:
     env = environment(PYTHONUNBUFFERED=is_unbuffered)
@@ -237,7 +249,7 @@ def test_a_reader_that_has_ended_is_left_in_peace(is_unbuffered: str, recorded: 
     read, write = os.pipe()
     os.close(read)
     env = environment(PYTHONUNBUFFERED=is_unbuffered)
-    command = [*RANKWATCH, "dump", "."]
+    command = [*RANKWATCH, "export", "--jsonl", "."]
     done = subprocess.run(command, cwd=recorded, env=env, stdout=write, stderr=subprocess.PIPE, check=False)
     os.close(write)
     assert (done.returncode, done.stderr) == (0, b"")

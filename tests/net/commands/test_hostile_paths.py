@@ -45,7 +45,8 @@ COMMANDS: dict[str, Callable[[Path, Path], tuple[str, ...]]] = {
     "damaged": lambda runs, out: ("report", f"{runs}/broken"),
     "page": lambda runs, out: ("report", f"{runs}/{EVIL}", "--html", f"{out}{EVIL}.html"),
     "top": lambda runs, out: ("top", f"{runs}/{EVIL}", "--once"),
-    "dump": lambda runs, out: ("dump", f"{runs}/{EVIL}"),
+    "json lines": lambda runs, out: ("export", f"{runs}/{EVIL}", "--jsonl"),
+    "stack": lambda runs, out: ("stack", f"{runs}/{EVIL}"),
     "diff": lambda runs, out: ("diff", f"{runs}/{EVIL}", f"{runs}/train-1"),
     "parquet": lambda runs, out: ("export", f"{runs}/{EVIL}", "--parquet", f"{out}{EVIL}.parquet"),
     "tensorboard": lambda runs, out: ("export", f"{runs}/{EVIL}", "--tensorboard", f"{out}{EVIL}"),
@@ -63,7 +64,7 @@ def test_a_path_is_printed_and_not_obeyed(folder: Path, tmp_path: Path, command:
     assert done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("command", ["report", "top", "dump", "diff", "replay", "archive", "list", "ui"])
+@pytest.mark.parametrize("command", ["report", "top", "stack", "dump", "diff", "replay", "archive", "list", "ui"])
 def test_a_name_of_5000_letters_is_a_usage_error(command: str) -> None:
     name = "x" * 5000
     more = {"diff": [name], "archive": ["nowhere"]}.get(command, [])

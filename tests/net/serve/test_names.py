@@ -90,7 +90,7 @@ def test_hostile_names_reach_no_output(run: Path, meters: Meters, caplog: pytest
         ("report", str(run), "--rank", "0"),
         ("report", str(run.parent / "\x1b[31mforged\nfolder")),
         ("report", str(run.parent / "\x1b[31mno\nsuch")),
-        ("dump", str(run), "--frames"),
+        ("export", str(run), "--jsonl", "--frames"),
         ("diff", str(run), "--rank", "0", "--rank", "1", "--batch", "0"),
         ("top", str(run), "--once"),
         ("top", str(run)),

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from rankwatch.errors import UsageError
-from rankwatch_monitor.cli import COMMANDS, _parser
+from rankwatch_monitor.cli import ADMINISTRATORS, COMMANDS, _parser
 from rankwatch_monitor.commands.arguments import named_run, no_run, runs_folder
+from rankwatch_monitor.commands.collector import MEASURED, REACHED, STOPPED, TOLD
 from rankwatch_monitor.commands.records import check_run
 from rankwatch_monitor.serve.launcher import _found
 
@@ -29,6 +30,26 @@ def test_help_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -
         _parser().parse_args([command, "--help"])
     assert ended.value.code == 0
     assert f"  rankwatch {command}" in capsys.readouterr().out.partition("example")[2]
+
+
+def test_commands_for_administrators_have_their_own_heading(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        _parser().parse_args(["--help"])
+    usual, _, rest = capsys.readouterr().out.partition("commands for administrators:\n")
+    assert [name for name in COMMANDS if f"\n    {name} " in f"\n{rest}"] == sorted(ADMINISTRATORS, key=list(COMMANDS).index)
+    assert not [name for name in ADMINISTRATORS if f"\n    {name}" in usual]
+
+
+@pytest.mark.parametrize("command", ["run", "collector"])
+def test_many_options_are_shown_by_groups(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        _parser().parse_args([command, "--help"])
+    shown = capsys.readouterr().out
+    alone = shown.partition("\noptions:\n")[2].partition("\n\n")[0]
+    assert [line for line in alone.splitlines() if line.startswith("  -")] == [
+        "  -h, --help            show this help message and exit"
+    ]
+    assert all(f"\n{group}:\n" in shown for group in (STOPPED, REACHED, TOLD, MEASURED))
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from rankwatch_monitor.record.reader import RunRecord
 from rankwatch_monitor.record.runs import read_rows
 from rankwatch_monitor.record.schema import FILE, RecordConnection, StoreError
 from rankwatch_monitor.record.store import Store
-from rankwatch_monitor.views import dump
+from rankwatch_monitor.views.export import json_lines
 from rankwatch_monitor.views.ui.pages import Pages
 
 COLUMNS = [(table, column) for table, columns in RecordConnection.columns.items() for column in columns]
@@ -66,7 +66,7 @@ def damage(path: Path, table: str, column: str, value: object) -> None:
 
 READERS: dict[str, Callable[[Path], object]] = {
     "replay": lambda run: records.read(run / FILE, replay.take),
-    "dump": lambda run: records.read(run / FILE, lambda record: list(dump.lines(record, frames=True))),
+    "json lines": lambda run: records.read(run / FILE, lambda record: list(json_lines.lines(record, frames=True))),
     "top": lambda run: Follower(run).look(),
     "page": lambda run: records.read(run / FILE, Pages(run.parent).run(run.name).overview),
     "page events": lambda run: records.read(run / FILE, Pages(run.parent).run(run.name).events),

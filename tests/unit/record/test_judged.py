@@ -60,7 +60,8 @@ def test_the_first_line_is_the_judgement(tmp_path: Path) -> None:
 
 def test_what_went_badly_is_told_with_its_batch_wherever_a_run_is_shown(tmp_path: Path) -> None:
     told = report(written(tmp_path / "train-1", is_blown=True))
-    why = "the loss has grown x244 since batch 50: 140, from 0.574 in batch 47; on all ranks alike"
+    grown = "the loss has grown x244 since batch 50: 140, from 0.574 in batch 47; on all ranks alike"
+    why = f"{grown}; from batch 49 to 66, 1 of 1 weights changed more than twofold (up.weight x53.7)"
     assert text.render(told).splitlines()[0].startswith(f"rankwatch: run train-1 finished, but {why}; 2 ranks")
     assert "noticed" not in text.render(told)
     body = json.loads(as_json.render(told))

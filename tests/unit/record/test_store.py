@@ -45,7 +45,7 @@ from rankwatch_monitor.record.reader import RunRecord
 from rankwatch_monitor.record.runs import RunRow, is_unfinished, read_row, read_rows
 from rankwatch_monitor.record.schema import FILE, SCHEMA, StoreError
 from rankwatch_monitor.record.store import Limits, Store
-from rankwatch_monitor.views import dump
+from rankwatch_monitor.views.export import json_lines
 
 TABLE = makers.table()
 SUMMARY_BYTES = 9 * TABLE.rows
@@ -86,7 +86,7 @@ def query(path: Path, text: str) -> list[Any]:
 
 
 def dumped(path: Path, *, frames: bool) -> list[str]:
-    return records.read(path, lambda record: list(dump.lines(record, frames=frames)))
+    return records.read(path, lambda record: list(json_lines.lines(record, frames=frames)))
 
 
 def opened(path: Path, *, world_size: int = 2, **limits: int) -> Store:

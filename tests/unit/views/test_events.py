@@ -41,6 +41,11 @@ TOLD: list[tuple[Fact, str]] = [
     (messages.Bye(9, "finished", ""), "said goodbye: finished"),
     (messages.Tune("train-0", Tuning(every=3)), "options changed: every 3"),
     (journal.Left(RankState.LOST), "counted as lost"),
+    (journal.Left(RankState.LOST, "memory 31 GiB"), "counted as lost; memory 31 GiB"),
+    (
+        journal.Aside(("saved: /data/a.pt, after batch 49", "wandb: https://w")),
+        "saved: /data/a.pt, after batch 49; wandb: https://w",
+    ),
     (journal.Reached((5,), ((1, 1, 0, 3),), (0,)), "answered: it was in batch 1, frame 3"),
     (journal.Miscounted("rank 1 counts more batches"), "rank 1 counts more batches"),
     (messages.Inspected(1, "train.py:31 in load", ("main thread",)), "stalls: it is in train.py:31 in load"),

@@ -244,7 +244,7 @@ def test_strict_json_without_nan_or_infinity() -> None:
     assert parsed["ranks"][5] == {
         "rank": 5, "local_rank": 1, "host": "node1", "gpu": None, "torch": None, "stage": None, "pid": 105, "last_batch": 149,
         "state": "aborted", "acknowledged": True, "dropped": 0, "farewell": "", "farewell_at": "", "farewell_text": "",
-        "rival": "",
+        "rival": "", "memory": "", "leaked": False,
     }  # fmt: skip
 
 

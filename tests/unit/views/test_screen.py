@@ -13,6 +13,7 @@ from makers import notice
 from rankwatch.shared.system.on_terminal import wrapped
 from rankwatch_monitor.decide.core.report import Outcome, RankNotice, RankStack, RankState, Report
 from rankwatch_monitor.decide.ending.course import Course, LossAt
+from rankwatch_monitor.decide.ending.judgement import Doubt, Signs
 from rankwatch_monitor.decide.replicas.desync import Compared
 from rankwatch_monitor.decide.trip.began import TripOrigin
 from rankwatch_monitor.views import screen
@@ -97,3 +98,20 @@ def test_the_first_line_of_a_failure_stands_alone_and_says_it_once() -> None:
     shown = on_screen(report(None, Outcome.FAILED, reason=f"{said}; rank 0 waits for it"))
     once = said.replace(" failed: ", ": ")
     assert shown.startswith(f"rankwatch: run train-0 failed: {once}\n  reason     rank 0 waits for it\n")
+
+
+def test_a_training_that_went_badly_has_its_learning_rates() -> None:
+    made_with = ("rates: SGD (group 0) 0.1 in batch 0, 30 in batch 200; SGD (group 1) 0.1 in batch 0", "wandb: https://w")
+    well = report(None, Outcome.FINISHED, made_with=made_with, course=COURSE)
+    assert "rates" not in on_screen(well)
+    grown = Signs(reasons=(Doubt("loss-grown", 200, "the loss has grown"),))
+    badly = on_screen(replace(well, course=COURSE._replace(signs=grown)))
+    assert "  rates      SGD (group 0) 0.1 in batch 0, 30 in batch 200\n             SGD (group 1) 0.1 in batch 0\n" in badly
+    assert "wandb" not in badly
+    assert "  wandb      https://w\n" in as_text.render(well)
+
+
+def test_the_state_of_an_end_has_the_file_that_was_saved_last() -> None:
+    lost = report(None, Outcome.LOST, made_with=("saved: /data/run/step-50.pt, after batch 49",), course=COURSE)
+    assert "UTC; last saved step-50.pt, after batch 49\n" in on_screen(replace(lost, reason="rank 1 was lost"))
+    assert "  saved      /data/run/step-50.pt, after batch 49\n" in as_text.render(lost)

@@ -37,7 +37,7 @@ from ..types.fields import (
 from ..types.fingerprint import MAX_MESHES, FingerprintTable, RankMesh
 from ..types.frame import NO_NORM, BatchSummary, Frame, FrameSpec, FrameTable, Position, State, pack, unpack
 from ..types.gpu import Gpu
-from ..types.messages import Batch, Beat, Bye, Counts, Hello
+from ..types.messages import Batch, Beat, Bye, Counts, Hello, Inspect, Inspected
 from ..types.notice import Notice
 from ..types.trip import Operator, Trip
 from ..types.tuning import Tuning
@@ -259,7 +259,7 @@ _BY_HAND: dict[Any, Field] = {
 _OPEN = frozenset({Gpu, Notice, Trip, Tuning})
 """Classes to which a newer minor version may append fields."""
 
-LATER = {Batch: 1, Beat: 5, Bye: 1, Hello: 2, Notice: 1, Trip: 7}
+LATER = {Batch: 1, Beat: 7, Bye: 1, Hello: 2, Inspect: 2, Inspected: 3, Notice: 1, Trip: 7}
 """How many of its last fields an older agent does not send: they have their defaults."""
 
 _RANK = integer(0, MAX_RANKS - 1)

@@ -42,6 +42,14 @@ def age() -> float:
     return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
 
 
+def resident() -> int:
+    """Bytes of memory that this process takes; 0 where it is unknown."""
+    try:
+        return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
 @lru_cache(maxsize=1)
 def boot_id() -> str:
     """What tells this start of this machine from any other; empty where it is unknown."""

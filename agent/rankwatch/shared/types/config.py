@@ -1,6 +1,6 @@
 """The options of ``watch``: the argument, then the ``RANKWATCH_*`` environment, then the file that RANKWATCH_CONFIG names.
 
-An option that has its default value in one of them is taken from the next.
+The first of them that gives an option decides, also where what it gives is the default; None gives nothing.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def disable(why: OthersOptionsError) -> None:
 
 
 def resolve(environ: Mapping[str, str] | None = None, **arguments: Any) -> Config:
-    """The configuration from ``arguments``; options with their default value come from ``RANKWATCH_<NAME>`` or the file.
+    """The configuration from ``arguments``, those that were given; others come from ``RANKWATCH_<NAME>`` or the file.
 
     In the environment, commas separate the items of a list: ``RANKWATCH_TRACE_BATCH_NUMS=149,150``. ``RANKWATCH_CONFIG`` is
     the path of the file, which is TOML: ``trace_batch_nums = [149, 150]``.
@@ -224,13 +224,13 @@ def resolve(environ: Mapping[str, str] | None = None, **arguments: Any) -> Confi
     for option in fields(Config):
         name, check = option.name, _CHECKS[option.name]
         variable = f"RANKWATCH_{name.upper()}"
-        argument = arguments.get(name, option.default)
-        given = check(argument, f"{name}={argument!r}")
-        if given == option.default and env.get(variable):
-            text = env[variable]
+        argument, given = arguments.get(name), option.default
+        if argument is not None:
+            given = check(argument, f"{name}={argument!r}")
+        elif text := env.get(variable):
             is_list = isinstance(option.default, (tuple, frozenset))
             given = check(_split(text) if is_list else text, f"{variable}={text!r}")
-        elif given == option.default and name in in_file:
+        elif name in in_file:
             given = check(in_file[name], f"{path}: {name} = {in_file[name]!r}")
         values[name] = given
     config = Config(**values)

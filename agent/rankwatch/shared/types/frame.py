@@ -186,7 +186,8 @@ class Whereabouts(NamedTuple):
     """Where the training thread of a rank is.
 
     Before ``moment`` it is known to have no trip but of a backward that is to come; before ``settled`` none at all.
-    ``first_of_step`` is the first batch since the optimizer step before ``moment``. ``spent``: where its time goes.
+    ``first_of_step`` is the first batch since the optimizer step before ``moment``. ``spent``: where its time goes. ``rates``: of
+    its optimizers, for people.
     """
 
     moment: Moment = BEGINNING
@@ -194,6 +195,7 @@ class Whereabouts(NamedTuple):
     settled: Moment = BEGINNING
     first_of_step: int = 0
     spent: Spent = NOT_SPENT
+    rates: str = ""
 
     def in_stage(self, stage: int) -> Whereabouts:
         return self._replace(moment=self.moment.in_stage(stage), settled=self.settled.in_stage(stage))

@@ -23,6 +23,8 @@ from .tuning import MAX_PATTERNS, NO_CHANGE, Tuning
 MAX_STACK_LINES, MAX_STACK_LINE = 96, 240
 """Of the answer of a rank that was asked where it is: lines, and characters of each."""
 
+ANY_RANK = -1
+
 MAX_START = 64
 """Characters of a start id."""
 
@@ -42,6 +44,7 @@ StartId: TypeAlias = Annotated[str, string(MAX_START)]
 StackLine: TypeAlias = Annotated[str, string(MAX_STACK_LINE)]
 Key: TypeAlias = Annotated[str, string(40)]
 Counts: TypeAlias = tuple[GroupCount, ...]
+MadeWith: TypeAlias = Annotated[tuple[Annotated[str, string(MAX_MADE_WITH)], ...], Items(8)]
 WithinADay: TypeAlias = Annotated[float, number(0, 86400)]
 """Seconds."""
 
@@ -81,7 +84,7 @@ class Hello:
     age: float = 0.0
     launch: StartId = ""
     earlier: StartId = ""
-    made_with: Annotated[tuple[Annotated[str, string(MAX_MADE_WITH)], ...], Items(8)] = ()
+    made_with: MadeWith = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +178,8 @@ class Beat:
     ``holds``: the rank asks an abort to wait. ``orphaned``: the torchrun that started it has ended. ``settled`` is the moment
     before which no backward trips either, and ``first_of_step`` the first batch of the moment's optimizer step; -1: an agent
     that tells neither. ``departed``: the rank has destroyed its process group. ``spent``: where the time of its batches goes.
+    ``memory``: bytes of the host's that the process takes; 0: not known. ``aside``: what rank 0 has done beside its training,
+    lines such as ``saved: /data/step-50.pt, after batch 49``.
     """
 
     KIND = "BEAT"
@@ -190,6 +195,8 @@ class Beat:
     departed: bool = False
     calls: Counts = ()
     spent: Spent = NOT_SPENT
+    memory: Annotated[int, integer(0)] = 0
+    aside: MadeWith = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,10 +210,16 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Inspect:
-    """Collector to rank, which stalls or waits for one that does: say where your threads are. Repeated until answered."""
+    """Collector to rank, which stalls or waits for one that does: say where your threads are. Repeated until answered.
+
+    Control client to collector: of the run of this name, and of this rank; ANY_RANK: of those that are furthest behind. Answered
+    by an INSPECTED of each rank, or by ERROR.
+    """
 
     KIND = "INSPECT"
     number: int
+    run: str = ""
+    rank: Annotated[int, integer(ANY_RANK, MAX_RANKS - 1)] = ANY_RANK
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +227,7 @@ class Inspected:
     """Rank to collector: the answer to the INSPECT of this number. ``waits``: what the main thread is in, in one line.
 
     ``lines``: each thread with its frames, the innermost first. ``collective``: the one that the main thread is in.
+    Collector to control client: the answer of rank ``who``, of so many that were asked. ``why_not``: why there is none.
     """
 
     KIND = "INSPECTED"
@@ -221,6 +235,9 @@ class Inspected:
     waits: StackLine
     lines: Annotated[tuple[StackLine, ...], Items(MAX_STACK_LINES)]
     collective: StackLine = ""
+    who: str = ""
+    why_not: str = ""
+    asked: Annotated[int, integer(0, MAX_RANKS)] = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,17 @@ _SOURCE = re.compile(r"\[(?:enforce fail at )?\S+?\.(?:cc|cpp|cu|hpp|h):\d+\] ?"
 _STACKS = "\nException raised from ", "\nCUDA kernel errors might be "
 """Where torch's C++ goes on with what is the same in each text: its stack, and advice."""
 
+_ADVICE = re.compile(r"[.:]? This is typically caused by a remote worker.*", re.DOTALL)
+"""What gloo adds to each error of a connection."""
+
+_OF_WORKER = re.compile(r"\w+: Caught \w+ in (DataLoader worker process \d+|pin memory thread for device \d+)\.", re.ASCII)
+_CONTINUED = "\n| "
+"""How a further line of a text begins that came over the wire."""
+_WORKERS_TRACE = "\nOriginal Traceback (most recent call last):\n"
+_TRACED = re.compile(r'^ *File "([^"]+)", line (\d+), in (\S+)', re.MULTILINE)
+_INSTALLED = re.compile(r"/(?:site|dist)-packages/|/lib/python\d")
+"""How torch raises an error of a worker: with the worker's traceback as its text."""
+
 _LAST_ERROR = "\nLast error:"
 """After it, NCCL says what failed. Its first line has the kind of the failure alone."""
 
@@ -52,8 +63,22 @@ def brief(text: str, at: str = "") -> str:
     Any other text is returned as it is, without what torch's C++ adds to it. ``at``: the user's line that it came from, to be put
     at the end of the first line. It is no part of the text: a folder may have a library's name.
     """
+    text, at = _of_worker(text, at)
     first, line_break, rest = _brief(text).partition("\n")
     return f"{first.rstrip(': ')}, at {at}{line_break}{rest}" if at else f"{first}{line_break}{rest}"
+
+
+def _of_worker(text: str, at: str) -> tuple[str, str]:
+    """The error of a worker of a DataLoader, and the user's line in which the worker was."""
+    worker, (_, _, trace) = _OF_WORKER.match(text), text.replace(_CONTINUED, "\n").partition(_WORKERS_TRACE)
+    if worker is None or not trace:
+        return text, at
+    error = next((line for line in trace.rstrip().split("\n") if line[:1].isalpha()), "")
+    own = [place for place in _TRACED.findall(trace) if not _INSTALLED.search(place[0])]
+    if own:
+        file, line, name = own[-1]
+        at = f"{file.rpartition('/')[2]}:{line} in {name}"
+    return f"{error or text.partition(':')[0]} ({worker[1]})", at
 
 
 def _brief(text: str) -> str:
@@ -64,7 +89,8 @@ def _brief(text: str) -> str:
     if not library:
         return text
     line = _first_line(text.partition(_LAST_ERROR)[2]) or first
-    said = " ".join(f"{library}: {_SOURCE.sub('', line).removeprefix(f'{library}: ')}".split())
+    line = _ADVICE.sub("", _SOURCE.sub("", line))
+    said = " ".join(f"{library}: {line.removeprefix(f'{library}: ')}".split())
     return said if len(said) <= LONGEST else f"{said[: LONGEST - 3].rstrip()}..."
 
 

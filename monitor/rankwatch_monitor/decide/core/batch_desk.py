@@ -43,6 +43,8 @@ class BatchDesk(Desk):
                 loss = summary.loss(table) if table.losses else NO_LOSS
                 is_next = summary.batch > rank.last_batch
                 rank.take(summary.batch, summary.optimizer_step, summary.first_frame, len(table.specs), loss)
+                if summary.memory:
+                    rank.device_memory.take(summary.batch, summary.memory)
                 self.trips.losses.take(rank.number, summary, table)
                 if is_next:
                     self.trips.count(rank, summary.batch, summary.optimizer_step, now)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ..trip.verdict import Verdict
 from .effects import Note, Trouble
 from .fact import Finding
-from .journal import NO_RANK, Died, Entry, Fact, Left
+from .journal import NO_RANK, Aside, Died, Entry, Fact, Left
 from .options import Options
 from .rank import Rank
 from .report import RankState
@@ -89,8 +89,12 @@ class Books:
         fact = entry.fact
         if isinstance(fact, Died):
             self.ranks[entry.rank].death = fact.how
+        elif isinstance(fact, Aside):
+            self.ranks[entry.rank].aside = fact.lines
         elif isinstance(fact, Left):
-            self.leave(self.ranks[entry.rank], fact.state)
+            rank = self.ranks[entry.rank]
+            rank.last_memory, rank.leaked = fact.memory, fact.leaked
+            self.leave(rank, fact.state)
         else:
             for desk in self.desks:
                 desk.apply(entry)

@@ -15,7 +15,7 @@ from ..ending.rules import Incident
 from ..ending.silence import is_cut_off
 from ..trip.skipped import is_left_out
 from .effects import Effect, FollowProcess, PointLatest, Send
-from .journal import NO_RANK, Died
+from .journal import NO_RANK, Aside, Died
 from .rank import Rank
 from .report import RankState
 
@@ -146,10 +146,17 @@ class Intake:
             unacknowledged.discard(rank.number)
         return () if unacknowledged else self.run.conclude(now)
 
+    def _take_aside(self, rank: Rank, aside: tuple[str, ...], now: float) -> None:
+        """What changes is a fact, and noted down."""
+        if aside not in ((), rank.aside) and rank.may_say(sum(map(len, aside)), self.run.budget.words, now):
+            self.books.find(now, Aside(aside), rank.number)
+
     def _take(self, rank: Rank, message: messages.Message, now: float, size: int) -> Iterator[Effect]:
         if isinstance(message, messages.Beat):
             rank.queued, rank.dropped, rank.departed = message.queued, message.dropped, message.departed
             rank.advance(message.moment, message.phase)
+            self._take_aside(rank, message.aside, now)
+            rank.memory.take(message.moment.batch, message.memory)
             rank.spent = message.spent if message.spent.batches else rank.spent
             if message.first_of_step >= 0:
                 rank.settle(message.settled, message.moment.step, message.first_of_step)

@@ -72,12 +72,15 @@ class InTurn(Finding):
 
 @dataclass(frozen=True, slots=True)
 class Left(Finding):
-    """The collector counts this rank out: it ended without a BYE."""
+    """The collector counts this rank out: it ended without a BYE. ``memory``: what it had taken; ``leaked``: this grew all the
+    time."""
 
     state: RankState
+    memory: str = ""
+    leaked: bool = False
 
     def describe(self, rank: int) -> str:
-        return f"counted as {self.state.value}"
+        return f"counted as {self.state.value}" + (f"; {self.memory}" if self.memory else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,16 @@ class Died(Finding):
 
     def describe(self, rank: int) -> str:
         return self.how
+
+
+@dataclass(frozen=True, slots=True)
+class Aside(Finding):
+    """What a rank has done beside its training by now, as its heartbeat says: saved a file, opened a run of W&B."""
+
+    lines: tuple[str, ...]
+
+    def describe(self, rank: int) -> str:
+        return "; ".join(self.lines)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from rankwatch.shared.words.patterns import describe_unmatched, ignorable, names
 from ..keys.budget import LINES_AT_ONCE, MAX_RUNS, WORDS_OVERHEAD, Budget
 from ..keys.keyring import ANY_JOB
 from ..launch.launches import Launches, moves
-from .effects import Effect, IssueKey, Note, Send
+from .effects import Effect, IssueKey, Note, PointLatest, Send
 from .gaps import Gap
 from .journal import Entry, JobEnded, JobInterrupted, Opened, Progress
 from .options import Options
@@ -169,6 +169,7 @@ class Ledger:
             for run in self._due(now):
                 effects += run.tick(now)
                 self._tell_siblings(run, now)
+                effects += self._leave_latest(run)
             return effects
         for run in self.runs.values():
             if run.over:
@@ -181,7 +182,7 @@ class Ledger:
                 run.command_ended(now)
             else:
                 effects += run.interrupt_job(event, now)
-        return effects
+        return [*effects, *(effect for run in self.runs.values() for effect in self._leave_latest(run))]
 
     def _due(self, now: float) -> list[Run]:
         """The runs for which time is to pass: of many only some at once, those first that have waited longest."""
@@ -255,6 +256,8 @@ class Ledger:
             return run.intake.receive(rank, message, now, size)
         if isinstance(message, messages.Tune):
             return self._tune(peer, message, bound, now)
+        if isinstance(message, messages.Inspect):
+            return self._inspect(peer, message, bound, now)
         if isinstance(message, messages.Invite):
             return self._invite(peer, message.job, bound)
         # A collector that was restarted knows no peers.
@@ -278,13 +281,27 @@ class Ledger:
         else:
             yield IssueKey(peer, job)
 
+    def _chosen(self, name: str, bound: str) -> tuple[list[Run], str]:
+        """The runs under way of this name, or all where it is empty, and what is wrong if there is none."""
+        live = {run.id: run for run in self.runs.values() if not run.over and bound in (ANY_JOB, run.opened.job)}
+        chosen = [run for run in live.values() if name in ("", run.id)]
+        under_way = f"under way here: {', '.join(live)}" if live else "no run is under way here"
+        return chosen, "" if chosen else f"no run {name}; {under_way}" if name else under_way
+
+    def _inspect(self, peer: bytes, question: messages.Inspect, bound: str, now: float) -> Iterator[Effect]:
+        """A control client, not a rank, asks where ranks are."""
+        chosen, complaint = self._chosen(question.run, bound)
+        if complaint:
+            yield Send(peer, messages.Error(complaint, "none"))
+            return
+        (run, *_) = chosen
+        yield from run.stalls.ask(peer, question.rank, now)
+
     def _tune(self, peer: bytes, tune: messages.Tune, bound: str, now: float) -> Iterator[Effect]:
         """A control client, not a rank, changes options of the ranks."""
-        live = {name: run for name, run in self.runs.items() if not run.over and bound in (ANY_JOB, run.opened.job)}
-        chosen = [run for name, run in live.items() if tune.run in ("", name)]
-        if not chosen:
-            under_way = f"under way here: {', '.join(live)}" if live else "no run is under way here"
-            yield Send(peer, messages.Error(f"no run {tune.run}; {under_way}" if tune.run else under_way, "none"))
+        chosen, complaint = self._chosen(tune.run, bound)
+        if complaint:
+            yield Send(peer, messages.Error(complaint, "none"))
             return
         if not self._budgets[bound].changes.take(now):
             text = "options are changed once a second at most: try again"
@@ -407,6 +424,15 @@ class Ledger:
         for other in self.runs.values():
             if other.opened.model != run.opened.model and not other.over and _share_processes(other, run):
                 other.hear_of_sibling(run.id, now)
+
+    def _leave_latest(self, run: Run) -> Iterator[Effect]:
+        """Once: a model that was called and never trained, a teacher say, is not the one that people look for."""
+        if not (run.over and run.is_own and run.ending.is_unused) or run.has_told_siblings:
+            return
+        run.has_told_siblings = True
+        for other in self.runs.values():
+            if other.is_own and not other.ending.is_unused and _share_processes(other, run):
+                yield PointLatest(other.id)
 
 
 def _attempts(first: int) -> Iterator[int]:

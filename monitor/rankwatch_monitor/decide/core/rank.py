@@ -13,6 +13,7 @@ from rankwatch.shared.types.spent import NOT_SPENT, Spent
 from rankwatch.shared.types.trip import Trip
 from rankwatch.shared.words.text import describe_position, describe_rank, name_spans
 
+from ..ending.memory import MemoryTaken, describe_memory
 from ..keys.budget import WORDS_OVERHEAD, words
 from ..trip.skipped import StepKey
 from ..trip.verdict import Liveness, Verdict, Witness
@@ -86,6 +87,16 @@ class Rank:
     """Whether it has destroyed its process group, by its last beat."""
     spent: Spent = NOT_SPENT
     """Where the time of its batches goes, by its last beat."""
+    aside: tuple[str, ...] = ()
+    """What it has done beside its training by now."""
+    memory: MemoryTaken = field(default_factory=MemoryTaken)
+    """Of its host that it took,"""
+    device_memory: MemoryTaken = field(default_factory=MemoryTaken)
+    """and of its device."""
+    last_memory: str = ""
+    """What it took before it was lost."""
+    leaked: bool = False
+    """Whether this had grown all the time."""
     trip: Trip | None = None
     """The one that ends the run. Those of steps that were left out are with these."""
     skipped: StepKey | None = None
@@ -128,6 +139,12 @@ class Rank:
     def last_seen(self) -> str:
         position = self.progress.position
         return f"last seen in {describe_position(position)}, frame {position.frame}, phase {self.phase}"
+
+    @property
+    def end(self) -> str:
+        """Where it was seen last, and what memory it took if that had grown all the time."""
+        has_grown = self.memory.leaks or self.device_memory.leaks
+        return f"{self.last_seen}; {describe_memory(self.memory, self.device_memory)}" if has_grown else self.last_seen
 
     @property
     def furthest_batch(self) -> int:
@@ -283,6 +300,8 @@ class Rank:
             gpu=self.hello.gpu,
             torch=self.hello.torch,
             farewell_at=self.farewell_at,
+            memory=self.last_memory,
+            leaked=self.leaked,
         )
 
 
@@ -318,4 +337,4 @@ def describe_first_lost(ranks: Collection[Rank]) -> str:
         return ""
     first = min(lost, key=first_to_die)
     how = f"was lost: {first.death}" if first.death else "ended without a word"
-    return f"{first.name} {how}; {first.last_seen}"
+    return f"{first.name} {how}; {first.end}"

@@ -85,6 +85,7 @@ class RankRow:
     found no room in its spool; ``rival`` is the last other process that tried to connect as this rank. ``loss`` is the abs max
     of its last loss, of batch ``loss_batch``; NO_LOSS: it has none. ``left`` numbers the ends of the ranks, from 1 on; 0: it has
     not ended. ``torch`` is the version. ``farewell_at``: the user's line that the exception came from; empty: not known.
+    ``memory``: what a rank that was lost had taken; ``leaked``: it had grown all the time.
     """
 
     rank: int
@@ -104,6 +105,8 @@ class RankRow:
     gpu: Gpu = NO_GPU
     torch: str = ""
     farewell_at: str = ""
+    memory: str = ""
+    leaked: bool = False
 
     @property
     def last_words(self) -> str:

@@ -18,6 +18,7 @@ from ..core.rank import Rank, describe_first_lost, first_to_die
 from ..core.report import Outcome, RankRows, RankState
 from .abort import AbortDelivery
 from .absent import absent_for, describe_absent, first_failed
+from .memory import describe_memory
 from .orphans import Orphans
 from .rules import Ending, Incident, decide
 from .saves import Holding
@@ -133,16 +134,22 @@ class EndingDesk(Desk):
         for rank in ranks:
             state = RankState.LOST if rank.acknowledged_at is None else RankState.ABORTED
             state = RankState.ENDED if rank.number in done else state
-            self.books.find(now, Left(state), rank.number)
+            self._count_out(rank, state, now)
             if state is RankState.LOST:
                 how = f": {rank.death}" if rank.death else ""
-                self.happens(Incident.RANK_DIED, f"{rank.name} was lost{how}; {rank.last_seen}", now)
+                self.happens(Incident.RANK_DIED, f"{rank.name} was lost{how}; {rank.end}", now)
+
+    def _count_out(self, rank: Rank, state: RankState, now: float) -> None:
+        is_lost = state is RankState.LOST
+        memory = describe_memory(rank.memory, rank.device_memory) if is_lost else ""
+        leaked = is_lost and (rank.memory.leaks or rank.device_memory.leaks)
+        self.books.find(now, Left(state, memory, leaked), rank.number)
 
     def interrupt(self, signal: str, now: float) -> Iterator[Effect]:
         """The job is being ended. By SLURM, say, upon a node that failed: ranks that were silent before will not come back."""
         lost = self.silence.unseen if self.state.is_open and self.books.options.abort_on_lost else []
         for rank in lost:
-            self.books.find(now, Left(RankState.LOST), rank.number)
+            self._count_out(rank, RankState.LOST, now)
         if lost:
             yield from self.stop(Incident.RANKS_LOST, Stop(self.silence.describe_lost(lost, now)), now)
         else:

@@ -60,7 +60,7 @@ MINUTES = 120.0
 
 LARGE, TIMES = 1e6, 1000.0
 """An output has grown that is so large, and so many times what it was in its first batches, while the loss has not fallen. A
-young layer grows as far from next to nothing, and a network learns large targets."""
+young layer grows as far from next to nothing, and a network learns large targets. So it has if the weights have run away."""
 
 
 class Doubt(NamedTuple):
@@ -94,7 +94,39 @@ PARTED = 4.0
 """A rank whose loss is so many times that of the others has parted from them."""
 
 
-def _no_ranks(name: str, batch: int) -> dict[int, float]:
+LEFT = 4
+"""Batches from where a loss left its range, by whose median a rank has parted: more, and the others have followed it. And so many
+before, in which it had not."""
+
+RISEN = 4.0
+"""A loss so many times its lowest, that one rank has led there, has not come back."""
+
+RUN_AWAY = 3.0
+"""Doublings of the median weight, of a network whose output has grown while its loss has not fallen."""
+
+
+class WeightsJump(NamedTuple):
+    """From one batch to the next, ``changed`` of ``of`` weights changed more than twofold; this one the most."""
+
+    before: int
+    after: int
+    weight: str
+    times: float
+    changed: int
+    of: int
+
+    def describe(self) -> str:
+        many = f"{self.changed} of {self.of} weights"
+        most = f"{self.weight} x{figure(self.times)}"
+        return f"from batch {self.before} to {self.after}, {many} changed more than twofold ({most})"
+
+
+def _no_jump(batch: int) -> WeightsJump | None:
+    """Where it is not known."""
+    return None
+
+
+def _no_ranks(name: str, batch: int, count: int) -> dict[int, float]:
     """Where it is not known."""
     return {}
 
@@ -107,17 +139,19 @@ def _no_growth(first: int, last: int) -> float:
 class RunNumbers(NamedTuple):
     """What a run is judged by.
 
-    ``losses``: by label, the mean over the ranks. ``of_ranks``: by rank, one of them from a batch on. ``norms``: of the gradients
-    of a step. ``begins``, ``forwards``: of one rank, when a forward began and how long it took. ``weights``: by how many
-    doublings they grew from one batch to another, the median over all. ``unchanged``: the batch since which no weight that is
-    measured has changed, over at least LASTS optimizer steps; None: one has. ``outputs``: those that grew the most.
+    ``losses``: by label, the mean over the ranks. ``of_ranks``: by rank, one of them in so many batches from one on.
+    ``norms``: of the gradients of a step. ``begins``, ``forwards``: of one rank, when a forward began and how long it took.
+    ``weights``: by how many doublings they grew from one batch to another, the median over all. ``jump``: of weights, as a loss
+    left its range in a batch. ``unchanged``: the batch since which no weight that is measured has changed, over at least LASTS
+    optimizer steps; None: one has. ``outputs``: those that grew the most.
     """
 
     losses: dict[str, ByBatch] = {}
     norms: ByBatch = ByBatch()
     begins: ByBatch = ByBatch()
     forwards: ByBatch = ByBatch()
-    of_ranks: Callable[[str, int], dict[int, float]] = _no_ranks
+    of_ranks: Callable[[str, int, int], dict[int, float]] = _no_ranks
+    jump: Callable[[int], WeightsJump | None] = _no_jump
     weights: Callable[[int, int], float] = _no_growth
     unchanged: int | None = None
     outputs: Sequence[Grown] = ()
@@ -183,7 +217,7 @@ def signs_of(numbers: RunNumbers, pace: float | None) -> Signs:
         *_of_losses(curves, numbers),
         *_of_gradients(numbers.norms, curves),
         *_of_weights(numbers.unchanged, curves),
-        *_of_outputs(numbers.outputs, has_fallen=has_fallen),
+        *_of_outputs(numbers, has_fallen=has_fallen),
     ]
     slower, told = _pace(numbers.begins, numbers.forwards, pace)
     reasons += [slower] if slower is not None else []
@@ -249,11 +283,11 @@ def _of_loss(curve: _Curve, numbers: RunNumbers, *, alone: bool) -> Doubt | None
     low, first = curve.lowest, curve.first
     place = curve.since(max(GROWN * low, BEYOND * first))
     if place is None or place <= curve.place or not alone:
-        return _of_blow_up(curve, numbers)
+        return _of_blow_up(curve, numbers) or (_of_a_rank(curve, numbers) if alone else None)
     before = next((at for at in range(place - 1, -1, -1) if curve.values[at] <= first), -1)
     ends = curve.batches[curve.place], curve.batches[place + LASTS - 1]
     is_blown = place - before <= ABRUPT and numbers.weights(*ends) >= DOUBLINGS
-    return _grown(curve, place, numbers) if is_blown else _of_blow_up(curve, numbers)
+    return _grown(curve, place, numbers) if is_blown else _of_blow_up(curve, numbers) or _of_a_rank(curve, numbers)
 
 
 def _of_blow_up(curve: _Curve, numbers: RunNumbers) -> Doubt | None:
@@ -268,7 +302,32 @@ def _grown(curve: _Curve, place: int, numbers: RunNumbers) -> Doubt:
     batch, low = curve.batches[place], f"from {figure(curve.lowest)} in batch {curve.batches[curve.place]}"
     now = curve.last if len(curve.values) >= LEAST else curve.values[-1]
     text = f"the {curve.label} has grown x{figure(now / curve.lowest)} since batch {batch}: {figure(now)}"
-    return Doubt("loss-grown", batch, f"{text}, {low}{_parted(numbers.of_ranks(curve.label, batch))}")
+    jump = numbers.jump(batch)
+    jumped = f"; {jump.describe()}" if jump is not None else ""
+    return Doubt("loss-grown", batch, f"{text}, {low}{_parted(numbers.of_ranks(curve.label, batch, LASTS))}{jumped}")
+
+
+def _of_a_rank(curve: _Curve, numbers: RunNumbers) -> Doubt | None:
+    """One rank alone left the range of the loss, and took the others along: they have one model."""
+    place = curve.since(2.0 * curve.lowest)
+    if place is None or place < LEFT or place <= curve.place or curve.last < RISEN * curve.lowest:
+        return None
+    batch = curve.batches[place]
+    losses = numbers.of_ranks(curve.label, batch, LEFT)
+    before = numbers.of_ranks(curve.label, curve.batches[place - LEFT], batch - curve.batches[place - LEFT])
+    rank = max(losses, key=losses.__getitem__, default=-1)
+    if len(losses) < 2 or rank not in before or before[rank] > 2.0 * _of_others(before, rank):
+        return None
+    if losses[rank] < PARTED * _of_others(losses, rank):
+        return None
+    others = figure(_of_others(losses, rank))
+    text = f"the loss left its range in batch {batch} on rank {rank} alone ({figure(losses[rank])}, the others {others})"
+    now = f"has not come back: {figure(curve.last)}, from {figure(curve.lowest)}"
+    return Doubt("rank-parted", batch, f"{text} and {now}; look at the data of rank {rank} there")
+
+
+def _of_others(losses: dict[int, float], rank: int) -> float:
+    return median([loss for other, loss in losses.items() if other != rank])
 
 
 def _parted(losses: dict[int, float]) -> str:
@@ -276,7 +335,7 @@ def _parted(losses: dict[int, float]) -> str:
     if len(losses) < 2:
         return ""
     rank = max(losses, key=losses.__getitem__)
-    others = median([loss for other, loss in losses.items() if other != rank])
+    others = _of_others(losses, rank)
     is_alone = losses[rank] >= PARTED * others > 0.0
     return (
         f"; on rank {rank} alone: {figure(losses[rank])}, the others {figure(others)}"
@@ -326,9 +385,9 @@ def _of_weights(unchanged: int | None, curves: Sequence[_Curve]) -> list[Doubt]:
     return [Doubt("weights-unchanged", unchanged, text)]
 
 
-def _of_outputs(outputs: Sequence[Grown], *, has_fallen: bool) -> list[Doubt]:
-    found = [one for one in outputs if one.last >= LARGE and one.last >= TIMES * one.first > 0.0]
-    if has_fallen or not found:
+def _of_outputs(numbers: RunNumbers, *, has_fallen: bool) -> list[Doubt]:
+    found = [one for one in numbers.outputs if one.last >= TIMES * one.first > 0.0]
+    if has_fallen or not any(one.last >= LARGE or numbers.weights(0, one.batch) >= RUN_AWAY for one in found):
         return []
     one = min(found, key=lambda grown: grown.batch)
     text = f"the output of {one.name} has grown x{figure(one.last / one.first)} since its first batches: {figure(one.last)}"

@@ -102,7 +102,7 @@ class Silence:
         first, *others = lost
         limits = self.lost_after, self.unseen_after, self.cut_off_after
         silent = max((limit for limit in limits if now - first.heard_at > limit), default=self.lost_after)
-        text = f"{first.name} was lost: {first.death or f'nothing heard for {silent:g} s'}; {first.last_seen}"
+        text = f"{first.name} was lost: {first.death or f'nothing heard for {silent:g} s'}; {first.end}"
         return text + (f"; after it {name_spans([rank.number for rank in others])}" if others else "")
 
     def _do_others_go_on(self, rank: Rank, moved_at: float, now: float) -> bool:

@@ -25,6 +25,7 @@ from rankwatch.shared.words.text import name_spans
 from ..calls.differs import ordinal
 from ..core.report import End, RankRow, RankState, Report
 from ..ending.absent import absent_for, describe_absent, first_failed
+from ..ending.exit_text import is_by_software
 from ..replicas.desync import WORDS, DesyncPattern
 from ..trip.began import advise_began, leads
 from ..trip.verdict import Verdict
@@ -224,7 +225,7 @@ def _error(row: RankRow) -> str:
     return one_line(brief(row.farewell))[:LONGEST]
 
 
-_EXITED = "its process ended with exit code"
+_EXITED, _ABORTED = "its process ended with exit code", "killed by SIGABRT"
 
 
 def _after_loss(report: Report) -> Advice:
@@ -239,6 +240,11 @@ def _after_loss(report: Report) -> Advice:
     what = f"rank {lost[0].rank} {_death(lost[0])}"
     if lost[0].farewell.startswith(_EXITED):
         return Advice(Action.STOP, f"{what}: its own program ended it, so a restart comes to it again")
+    if lost[0].leaked and is_by_software(lost[0].farewell):
+        kept = "look for what keeps the tensors of earlier batches; a restart comes to it again"
+        return Advice(Action.STOP, f"{what}, and its memory had grown all the time: {kept}")
+    if lost[0].farewell.startswith(_ABORTED):
+        return Advice(Action.STOP, f"{what}: a library ended it, which says why on its output; a restart comes to it again")
     return Advice(Action.RESTART, f"{what}: nothing is known to be wrong with the code or the data")
 
 

@@ -72,7 +72,7 @@ class Stacks:
         if not missing:
             return
         if ended or now - self._began_at > PATIENCE:
-            yield from (Unanswered(rank, _why_not(ranks[rank], now)) for rank in missing)
+            yield from (Unanswered(rank, why_not(ranks[rank], now)) for rank in missing)
         elif now - self._asked_at >= AGAIN:
             self._asked_at = now
             peers = [ranks[rank].peer for rank in missing if ranks[rank].connected and ranks[rank].is_running]
@@ -128,7 +128,7 @@ def _be(ranks: Sequence[int]) -> str:
     return "is" if len(ranks) == 1 else "are"
 
 
-def _why_not(rank: Rank, now: float) -> str:
+def why_not(rank: Rank, now: float) -> str:
     if not rank.is_running:
         return f"it did not answer before its process ended: it counts as {rank.state.value}"
     if not rank.connected:

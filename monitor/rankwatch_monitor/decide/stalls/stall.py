@@ -87,7 +87,7 @@ class StallWatch:
         stalled = [ranks[number] for number in self._ranks if number in ranks]
         if any(rank.state in (RankState.FINISHED, RankState.ENDED) for rank in stalled):
             return True
-        return self._reached is not None and any(_reached(rank) > self._reached for rank in stalled)
+        return self._reached is not None and any(reached(rank) > self._reached for rank in stalled)
 
     def _end(self, *, is_known: bool) -> StallNews:
         """``is_known``: whether it is known that its ranks went on."""
@@ -119,12 +119,12 @@ def find_stall(running: Collection[Rank], now: float, after: float, still_since:
     still = [rank for rank in running if now - still_since[rank.number] > after]
     if not still:
         return None
-    last = min(map(_reached, running))
-    stalled = [rank for rank in still if _reached(rank) == last]
+    last = min(map(reached, running))
+    stalled = [rank for rank in still if reached(rank) == last]
     if not stalled:
         return None
     # They stopped later than the stalled ranks: how much later depends on what they still had to do.
-    waiting = [rank for rank in running if _reached(rank) > last and now - rank.moved_at > after / 2]
+    waiting = [rank for rank in running if reached(rank) > last and now - rank.moved_at > after / 2]
     first = min(stalled, key=lambda rank: rank.number)
     who = first.name if len(stalled) == 1 else name_spans(_ranks(stalled))
     text = f"{who} stalled: no progress for {after:g} s, {_life(stalled, now)}; {first.last_seen}"
@@ -138,7 +138,7 @@ def find_stall(running: Collection[Rank], now: float, after: float, still_since:
     )
 
 
-def _reached(rank: Rank) -> Reached:
+def reached(rank: Rank) -> Reached:
     return rank.progress, PHASE_ORDER.get(rank.phase, 0)
 
 
@@ -156,5 +156,5 @@ def _life(stalled: list[Rank], now: float) -> str:
 
 
 def _nearest(waiting: list[Rank]) -> str:
-    nearest = min(waiting, key=_reached)
+    nearest = min(waiting, key=reached)
     return f"batch {nearest.progress.position.batch}, frame {nearest.progress.position.frame}, phase {nearest.phase}"

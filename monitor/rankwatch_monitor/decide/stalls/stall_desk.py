@@ -17,6 +17,7 @@ from ..core.report import Stall
 from .held_up import HeldUp
 from .stacks import Stacks, Unanswered, retold
 from .stall import StallNews, StallWatch
+from .wanted import Wanted
 
 
 @dataclass(slots=True)
@@ -25,6 +26,7 @@ class StallDesk(Desk):
     watch: StallWatch = field(init=False)
     stacks: Stacks = field(default_factory=Stacks)
     held_up: HeldUp = field(default_factory=HeldUp)
+    wanted: Wanted = field(default_factory=Wanted)
     _is_news: bool = False
     """Whether a stall has begun of which nobody was told: its sentence waits for the stacks."""
     _plain: str = ""
@@ -35,8 +37,14 @@ class StallDesk(Desk):
     def __post_init__(self) -> None:
         self.watch = StallWatch(self.books.options.stall_after)
 
-    def take(self, rank: Rank, answer: Inspected, now: float) -> Iterator[Note]:
+    def ask(self, peer: bytes, rank: int, now: float) -> Iterator[Effect]:
+        """A person asks where this rank is, or those that are furthest behind."""
+        yield from self.wanted.ask(peer, rank, self.books.ranks, self.books.running, now)
+        yield from self.wanted.look(self.books.ranks, now, ended=False)
+
+    def take(self, rank: Rank, answer: Inspected, now: float) -> Iterator[Effect]:
         """A rank says where it is."""
+        yield from self.wanted.take(rank, answer)
         if self.stacks.expects(rank.number, answer):
             self.books.note_down(now, answer, rank.number)
             self.stacks.take(rank.number, answer)
@@ -50,6 +58,7 @@ class StallDesk(Desk):
         ``explain``: why ranks wait, as far as the collectives say; ``is_awaited``: they may say more.
         """
         books = self.books
+        yield from self.wanted.look(books.ranks, now, ended=ended)
         news = self.watch.look(books.ranks, books.running, now) if is_open else StallNews()
         yield from map(books.warn, news.notes)
         if news.is_other:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 import zmq
@@ -15,6 +17,9 @@ from rankwatch.shared.types import messages
 
 ANSWER_TIMEOUT = 5.0
 """Seconds that a collector has to answer, the connection included."""
+
+STACKS_TIMEOUT = 12.0
+"""Seconds for a rank's stack: the collector gives up a rank after ten."""
 
 
 def tune(connection: Connection, change: messages.Tune, timeout: float = ANSWER_TIMEOUT) -> messages.Tuned:
@@ -33,16 +38,37 @@ def invite(connection: Connection, job: str, timeout: float = ANSWER_TIMEOUT) ->
     return Connection(connection.address, connection.server_public, *keys, job, for_job_alone=True)
 
 
-Answer = TypeVar("Answer", messages.Tuned, messages.Invited)
+Answer = TypeVar("Answer", messages.Tuned, messages.Invited, messages.Inspected)
+
+
+def stacks(connection: Connection, run: str, rank: int) -> Iterator[messages.Inspected]:
+    """Where ranks of this run are, as they answer. Raises UsageError as ``tune``."""
+    with _connected(connection) as socket:
+        question: messages.Message | None = messages.Inspect(0, run, rank)
+        asked, answered = 1, 0
+        while answered < asked:
+            patience = STACKS_TIMEOUT if answered else ANSWER_TIMEOUT + STACKS_TIMEOUT
+            answer = _ask(socket, question, messages.Inspected, time.monotonic() + patience)
+            one = _checked(answer, messages.Inspected, connection, patience)
+            question, asked, answered = None, one.asked, answered + 1
+            yield one
 
 
 def _asked(connection: Connection, question: messages.Message, expected: type[Answer], timeout: float) -> Answer:
+    with _connected(connection) as socket:
+        return _checked(_ask(socket, question, expected, time.monotonic() + timeout), expected, connection, timeout)
+
+
+@contextmanager
+def _connected(connection: Connection) -> Iterator[zmq.Socket[bytes]]:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    socket = dealer(context, connection)
     try:
-        answer = _ask(socket, question, expected, time.monotonic() + timeout)
+        yield dealer(context, connection)
     finally:
         context.destroy(linger=0)
+
+
+def _checked(answer: messages.Message | None, expected: type[Answer], connection: Connection, timeout: float) -> Answer:
     if isinstance(answer, expected):
         return answer
     if isinstance(answer, messages.Error):
@@ -54,11 +80,13 @@ def _asked(connection: Connection, question: messages.Message, expected: type[An
 
 
 def _ask(
-    socket: zmq.Socket[bytes], question: messages.Message, expected: type[messages.Message], deadline: float
+    socket: zmq.Socket[bytes], question: messages.Message | None, expected: type[messages.Message], deadline: float
 ) -> messages.Message | None:
-    if not _poll(socket, zmq.POLLOUT, deadline):
-        return None
-    socket.send(wire.encode(question), zmq.NOBLOCK)
+    """``question``: None: the answer is another one to the question before."""
+    if question is not None:
+        if not _poll(socket, zmq.POLLOUT, deadline):
+            return None
+        socket.send(wire.encode(question), zmq.NOBLOCK)
     while _poll(socket, zmq.POLLIN, deadline):
         try:
             message = wire.decode(receive(socket))

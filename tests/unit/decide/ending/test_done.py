@@ -9,6 +9,8 @@ import pytest
 import makers
 from desk import Desk, connected
 from rankwatch.shared.types import messages
+from rankwatch_monitor.decide.core.effects import PointLatest
+from rankwatch_monitor.decide.core.ledger import Received
 from rankwatch_monitor.decide.core.options import Options
 from rankwatch_monitor.decide.core.report import Outcome, RankState
 
@@ -81,3 +83,15 @@ def test_a_model_that_no_rank_trained_while_another_one_was_has_no_report(others
     assert len(desk.reports) == (others == "ended")
     assert states(desk) == [RankState.FINISHED, RankState.FINISHED if others == "unused" else RankState.ENDED]
     assert any("dropped: no backward ever reached this model" in note for note in desk.notes) == (others == "unused")
+
+
+def test_the_latest_run_is_the_model_that_was_trained_and_not_one_that_was_only_called() -> None:
+    """A student that began before its teacher."""
+    desk = Desk()
+    for model in (0, 1):
+        desk.handle(Received(b"model %d" % model, makers.hello(0, 1, model=model)))
+    desk.handle(Received(b"model 1", messages.Bye(2, "unused", "")))
+    desk.handle(Received(b"model 0", messages.Bye(2, "finished", "")))
+    desk.take()
+    desk.end(0)
+    assert desk.asked(PointLatest) == [PointLatest("train-0")]

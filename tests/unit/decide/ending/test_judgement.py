@@ -18,6 +18,7 @@ from rankwatch_monitor.decide.ending.judgement import (
     Grown,
     RunNumbers,
     Signs,
+    WeightsJump,
     judge,
     signs_of,
 )
@@ -120,11 +121,52 @@ def test_it_names_its_batch() -> None:
 
 def test_it_says_whether_one_rank_has_parted() -> None:
     losses = {0: 0.7, 1: 112.0, 2: 0.8}
-    (alone,) = signs(blown(56, 300, 10), weights=lambda first, last: 2.0, of_ranks=lambda name, batch: losses).reasons
+    (alone,) = signs(blown(56, 300, 10), weights=lambda first, last: 2.0, of_ranks=lambda name, batch, count: losses).reasons
     assert alone.text.endswith("; on rank 1 alone: 112, the others 0.75")
     losses = dict.fromkeys(range(3), 39.0)
-    (alike,) = signs(blown(56, 300, 10), weights=lambda first, last: 2.0, of_ranks=lambda name, batch: losses).reasons
+    (alike,) = signs(blown(56, 300, 10), weights=lambda first, last: 2.0, of_ranks=lambda name, batch, count: losses).reasons
     assert alike.text.endswith("; on all ranks alike")
+
+
+def test_it_says_which_weights_changed_as_the_loss_left_its_range() -> None:
+    jump = WeightsJump(305, 322, "head.weight", 12.0, 4, 6)
+    (reason,) = signs(blown(56, 300, 10), weights=lambda first, last: 2.0, jump=lambda batch: jump).reasons
+    assert reason.text.endswith("; from batch 305 to 322, 4 of 6 weights changed more than twofold (head.weight x12)")
+
+
+@pytest.mark.parametrize(
+    ("of_1", "ends", "is_told"),
+    [
+        (8.3, 0.9, True),
+        (8.3, 0.12, False),  # it has come back
+        (0.5, 0.9, False),  # the others left with it
+    ],
+)
+def test_one_rank_whose_loss_left_the_others(of_1: float, ends: float, is_told: bool) -> None:
+    """Its data went bad in batch 120, and both have one model: the loss of the other one follows."""
+
+    def of_ranks(name: str, batch: int, count: int) -> dict[int, float]:
+        return {0: 0.2, 1: of_1} if batch >= 120 else {0: 0.11, 1: 0.1}
+
+    found = signs(lambda batch: max(0.1, 1.7 * 0.95**batch) if batch < 120 else ends, of_ranks=of_ranks)
+    assert kinds(found) == ["rank-parted"] * is_told
+    if is_told:
+        assert found.reasons[0].text == (
+            "the loss left its range in batch 120 on rank 1 alone (8.3, the others 0.2) and has not come back: 0.9, from 0.1; "
+            "look at the data of rank 1 there"
+        )
+    had_parted = signs(
+        lambda batch: max(0.1, 1.7 * 0.95**batch) if batch < 120 else ends,
+        of_ranks=lambda name, batch, count: {0: 0.2, 1: of_1},
+    )
+    assert kinds(had_parted) == []
+
+
+@pytest.mark.parametrize(("growth", "is_told"), [(4.0, True), (1.0, False)])
+def test_an_output_that_has_grown_with_weights_that_ran_away(growth: float, is_told: bool) -> None:
+    grown = [Grown("head (Linear)", 40, 1.1, 16_400.0)]
+    found = signs(lambda batch: 2.3, outputs=grown, weights=lambda first, last: growth)
+    assert kinds(found) == ["output-grown"] * is_told
 
 
 def test_one_of_two_losses_that_has_vanished() -> None:

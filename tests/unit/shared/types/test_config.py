@@ -17,6 +17,16 @@ def test_defaults() -> None:
     assert resolve({}) == Config()
 
 
+def test_an_option_that_is_given_counts_also_with_its_default(tmp_path: Path) -> None:
+    file = tmp_path / "options.toml"
+    file.write_text("every = 10\nfingerprints = 4\n")
+    env = {"RANKWATCH_CONFIG": str(file), "RANKWATCH_FINGERPRINTS": "16"}
+    assert (resolve(env).every, resolve(env).fingerprints) == (10, 16)
+    assert resolve(env, every=1).every == 1
+    assert resolve({**env, "RANKWATCH_EVERY": "3"}, every=1).every == 1
+    assert resolve({**env, "RANKWATCH_EVERY": "3"}, every=None).every == 3
+
+
 def test_arguments_win_over_the_environment() -> None:
     env = {
         "RANKWATCH_MAX_FRAMES_TO_SAVE": "5",

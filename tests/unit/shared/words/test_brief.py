@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankwatch.shared.printable import paragraph
 from rankwatch.shared.words.brief import LONGEST, brief, is_timeout
 
 REMOTE = (
@@ -56,8 +57,7 @@ TIMEOUT = (
             "RuntimeError: [/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:4306: "
             "Connection reset by peer. This is typically caused by a remote worker hanging or bugs in the application. Check "
             "the logs of the remote worker before reporting an error. GLHF! \U0001f3d6\ufe0f",
-            "gloo: RuntimeError: Read error [127.0.0.1]:4306: Connection reset by peer. This is typically caused by a "
-            "remote worker hanging or bugs in the application. Ch...",
+            "gloo: RuntimeError: Read error [127.0.0.1]:4306: Connection reset by peer",
         ),
         (
             "RuntimeError: Gloo connectFullMesh failed with [../third_party/gloo/gloo/transport/tcp/pair.cc:144] no error",
@@ -181,3 +181,24 @@ def test_a_line_is_one_short_line(text: str, head: str) -> None:
 )
 def test_a_timeout_says_that_a_rank_has_waited(text: str, has_waited: bool) -> None:
     assert is_timeout(text) is has_waited
+
+
+OF_A_WORKER = """KeyError: Caught KeyError in DataLoader worker process 0.
+Original Traceback (most recent call last):
+  File "/venv/lib/python3.11/site-packages/torch/utils/data/_utils/worker.py", line 374, in _worker_loop
+    data = fetcher.fetch(index)
+  File "/home/ann/train.py", line 11, in __getitem__
+    row = self.rows[i]; return row["x"], row["label"]
+                                         ~~~^^^^^^^^^
+  File "/venv/lib/python3.11/site-packages/tensordict/base.py", line 5, in get
+    raise KeyError(key)
+KeyError: 'label'
+
+"""
+
+
+def test_an_error_of_a_worker_is_told_with_the_line_of_the_worker() -> None:
+    said = "KeyError: 'label' (DataLoader worker process 0), at train.py:11 in __getitem__"
+    assert brief(OF_A_WORKER, "train.py:40 in <module>") == said
+    assert brief(paragraph(OF_A_WORKER), "train.py:40 in <module>") == said  # as it comes over the wire
+    assert brief(OF_A_WORKER.partition("Original")[0]) == "KeyError: Caught KeyError in DataLoader worker process 0.\n"

@@ -18,11 +18,11 @@ from typing import Any
 
 from rankwatch.shared.types.frame import State
 
-from ..record.facts import kind_of
-from ..record.numbers.digest import Envelope
-from ..record.numbers.layout import NO_ROW, Array
-from ..record.reader import RunRecord
-from .jsonable import plain
+from ...record.facts import kind_of
+from ...record.numbers.digest import Envelope
+from ...record.numbers.layout import NO_ROW, Array
+from ...record.reader import RunRecord
+from ..jsonable import plain
 
 
 def lines(record: RunRecord, *, frames: bool) -> Iterator[str]:
