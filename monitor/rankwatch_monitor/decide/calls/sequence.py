@@ -342,18 +342,21 @@ class Sequence:
         how = How.OTHER
         if len(sides) == 2:
             are_as_many = self._are_as_many(number, *(side.ranks[0] for side in sides))
-            how = how_they_differ(number, odd, other, are_as_many=are_as_many)
+            how = How.OTHER if are_as_many is None else how_they_differ(number, odd, other, are_as_many=are_as_many)
         if how is How.FEWER and sides[0].count == sides[1].count:
             how, sides = How.MORE, sides[::-1]
         is_first = number > compared.begin or compared.begin <= inquiry.first
         return UnequalCalls(key_of(self.group), self.name, number, how, sides, is_first)
 
-    def _are_as_many(self, number: int, one: int, other: int) -> bool:
-        """Whether two members had called as many when a batch was over, the first one in which they had called this one."""
+    def _are_as_many(self, number: int, one: int, other: int) -> bool | None:
+        """Whether two members had called as many when a batch was over, the first one in which they had called this one.
+
+        None: neither batches nor calls say so, as all batches are forgotten that were over on both.
+        """
         ends, others = self.members[one].ends, self.members[other].ends
-        return next(
-            (ends[batch] == others[batch] for batch in ends if min(ends[batch], others.get(batch, 0)) >= number), False
-        )
+        known = (ends[batch] == others[batch] for batch in ends if min(ends[batch], others.get(batch, 0)) >= number)
+        are_over = all(max(each.values(), default=0) >= number for each in (ends, others))
+        return next(known, None if are_over else False)
 
     def _alike(self, number: int, told: Mapping[int, Tail]) -> dict[int, set[int]]:
         """By a rank that has told its calls, the others whose digests say that they called the same up to this number."""

@@ -46,7 +46,10 @@ class Group:
             batch = self.batches[rank] = self.batches[rank] + ends_step
             self.sequence.take(rank, count, digest_of(self.kinds[rank][:count]), batch if ends_step else NO_BATCH)
         if self.sequence.wants(self.now):
-            self._answer(self.sequence.ask(lambda _: True, self.now))
+            self.ask()
+
+    def ask(self) -> None:
+        self._answer(self.sequence.ask(lambda _: True, self.now))
 
     def press(self, *first: int) -> None:
         everyone = range(len(self.kinds))
@@ -191,6 +194,18 @@ def test_one_call_that_is_another_one_among_equal_calls_is_not_one_more() -> Non
     group.train(7, 4)
     (found,) = group.found
     assert (found.number, found.how) == (11, How.OTHER)
+
+
+def test_it_is_not_called_one_more_where_the_batches_are_forgotten_that_would_say_so() -> None:
+    group = Group([[1] * 6 + [5] + [1] * 53, *([1] * 60 for _ in range(2))])
+    for step in range(1, 61):
+        group.call(0, step)
+    group.called[1:] = [60, 60]  # what they tell comes late
+    for step in range(1, 8):
+        group.sequence.take(1, step, digest_of([1] * step), step)
+    group.ask()
+    (found,) = group.found
+    assert (found.number, found.how) == (7, How.OTHER)
 
 
 def test_one_call_more_among_equal_calls_is_one_more() -> None:
