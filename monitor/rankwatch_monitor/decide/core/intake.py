@@ -149,7 +149,7 @@ class Intake:
     def _take(self, rank: Rank, message: messages.Message, now: float, size: int) -> Iterator[Effect]:
         if isinstance(message, messages.Beat):
             rank.queued, rank.dropped, rank.departed = message.queued, message.dropped, message.departed
-            rank.advance(message.moment, message.phase)
+            rank.tell(message.moment, message.phase)
             rank.spent = message.spent if message.spent.batches else rank.spent
             if message.first_of_step >= 0:
                 rank.settle(message.settled, message.moment.step, message.first_of_step)
@@ -258,7 +258,7 @@ class Intake:
         elif isinstance(message, messages.Bye):
             rank.farewell, rank.farewell_at = message.text, message.at
             rank.is_unused = message.outcome == "unused"
-            rank.advance(message.moment, rank.phase)
+            rank.tell(message.moment, rank.phase)
             if rank.settled is not None:
                 rank.settle(message.moment, *rank.first_of_step)
             state = _LEFT_BY.get(message.outcome, RankState.ABORTED)
