@@ -59,7 +59,7 @@ def check(found: dict[str, Any], rank: int, number: int, how: str, *sides: tuple
 def test_what_nobody_waits_for_is_told_while_the_run_goes_on(name: str, tmp_path: Path) -> None:
     told = tmp_path / "told"
     tells = f'test "$RANKWATCH_EVENT" != collectives || cat > {told}'
-    job = run_job(tmp_path, forked("collectives.py", name, ranks=3), "--on-verdict", tells, calls_differ=True)
+    job = run_job(tmp_path, forked("collectives.py", name, str(told), ranks=3), "--on-verdict", tells, calls_differ=True)
     assert (job.code, job.report["outcome"]) == (0, "finished"), job.stderr
     (found,) = job.report["collectives"]
     check(found, 0, *LIVE[name])

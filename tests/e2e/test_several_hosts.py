@@ -54,7 +54,7 @@ def site(hosts: Hosts, tmp_path: Path) -> Iterator[Site]:
     site = Site([], tmp_path, listen="tcp://*:0", host=hosts.command("head"))
     yield site
     for node in NODES:
-        hosts.cables[node].is_cut = False
+        hosts.cables[node].is_cut, hosts.cables[node].delay, hosts.cables[node].loss = False, 0.0, 0.0
         hosts.kill_all(node)
     site.clear()
 
@@ -101,3 +101,17 @@ def test_a_node_that_is_cut_off_and_comes_back_leaves_no_gap(hosts: Hosts, site:
     batches = int((job.folder / "ended").read_text())
     until(lambda: f"run train-0 finished: 4 ranks, {batches} batches, no inf or nan" in site.out)
     assert site.recorded() == trained(*[batches] * 4)
+
+
+def test_a_job_whose_collectives_cross_a_bad_network_only_takes_longer(hosts: Hosts, site: Site) -> None:
+    """An answer of one node takes 0.6 s, and a third of all answers is lost, so that the collectives stand still for seconds."""
+    site.collect(heartbeat=1.0)
+    job = Job(hosts, site)
+    hosts.chance.seed("bad network")
+    hosts.cables["node1"].delay, hosts.cables["node1"].loss = 0.3, 0.2
+    before = len(site.recorded())
+    until(lambda: job.has_ended or len(site.recorded()) >= before + 4 * 4)
+    job.tell("stop")
+    assert job.wait() == [0, 0], job.log.read_text()
+    until(lambda: f"run train-0 finished: 4 ranks, {(job.folder / 'ended').read_text()} batches, no inf or nan" in site.out)
+    assert "was lost" not in site.log

@@ -92,6 +92,7 @@ SHOWN_BY: dict[str, tuple[str, ...]] = {
     "sends batches, fingerprints and traces of many runs": (
         f"{WRITER}::test_records_of_a_key_that_has_filled_its_share_of_the_disk_drop_their_oldest",
         f"{WRITER}::test_batches_of_one_key_leave_room_for_those_of_another",
+        f"{WRITER}::test_facts_of_one_key_are_bounded_while_the_disk_does_not_answer_and_leave_room_for_those_of_another",
         "unit/decide/keys/test_budget.py::test_the_tables_of_all_runs_of_a_key_are_held_within_bounds",
         "unit/decide/keys/test_budget.py::test_a_run_that_is_taken_over_counts_for_the_key_that_began_it",
         "unit/decide/replicas/test_replica_watch.py::test_all_runs_of_a_key_hold_rounds_and_tables_within_bounds",
@@ -143,7 +144,8 @@ FIGURES: dict[str, tuple[str, ...]] = {
         f"has {_mib(budget.DISK_AT_ONCE)} of the disk, and {_mib(budget.DISK_PER_SECOND)} a second more",
         f"Its frame tables hold {_mib(tables.MAX_BYTES)} of memory",
         f"its fingerprints {_mib(budget.ROUND_BYTES)} and {budget.FINGERPRINT_ROWS // 1_000_000} million rows",
-        f"three quarters of what other keys leave free of {_mib(writer.MAX_WAITING)}",
+        f"three quarters of what other keys leave free: of {_mib(writer.MAX_WAITING)} for batches",
+        f"of {_mib(writer.MAX_FACTS)} for all else",
     ),
     "begins run after run": (
         f"has {budget.MAX_RUNS:,} under way, and {budget.RUNS_PER_SECOND:g} new ones a second",

@@ -1,4 +1,5 @@
-"""Finds buffers that nobody has written since ``to_empty`` made them: a table of angles, say, that a checkpoint does not have.
+"""Finds buffers that nobody has written since ``to_empty`` or ``torch.empty`` made them: a table of angles, say, which a
+checkpoint does not have. Of ``torch.empty`` where the call is an argument of ``register_buffer``: no tensor says who made it.
 
 Such a buffer holds what was in memory, which is another thing on each rank. Its numbers may well be finite, so they say nothing:
 what is looked at is whether they were ever written. One that is all zeros is not told, as nobody knows whether that is meant.
@@ -6,9 +7,14 @@ what is looked at is whether they were ever written. One that is all zeros is no
 
 from __future__ import annotations
 
+import ast
+import linecache
+import logging
+import sys
 from collections.abc import Callable
 from functools import partial
 from hashlib import blake2b
+from types import CodeType, FrameType
 from typing import Any
 from weakref import ref
 
@@ -19,7 +25,7 @@ from ..judge.events import OutputsCame
 from ..measure.modules import Modules, class_name
 from ..shared.bounded import BoundedDict
 from ..shared.types.notice import NEVER_WRITTEN, Notice, NoticeKind
-from ..touch.parts import buffers_in
+from ..touch.parts import modules_in
 from ..touch.patched import patch
 
 MOST_BYTES = 1 << 22
@@ -28,8 +34,18 @@ MOST_BYTES = 1 << 22
 MOST = 4096
 """Buffers that are remembered."""
 
-_made = BoundedDict[int, tuple["ref[Tensor]", int, bytes]](MOST)
-"""By ``id``: what ``to_empty`` has made, its version, and a digest of what was in memory."""
+log = logging.getLogger(__name__)
+
+_made = BoundedDict[tuple[int, str], tuple["ref[nn.Module]", int, bytes]](MOST)
+"""By the ``id`` of a module and the name of a buffer that was made empty: its version, and a digest of what was in memory.
+By these, as ``to`` puts a copy in its place."""
+
+_EMPTY = frozenset({"empty", "empty_like", "empty_strided", "new_empty"})
+_KEPT = frozenset({"to", "cuda", "cpu", "contiguous", "view", "reshape", "unsqueeze"})
+"""Methods of a tensor that may be called upon it, and write nothing of their own."""
+
+_are_empty = BoundedDict[tuple[CodeType, int], bool](MOST)
+"""By the place of a call of ``register_buffer``: whether it is given what ``torch.empty`` made."""
 
 
 class Unwritten:
@@ -48,35 +64,95 @@ class Unwritten:
         self._has_looked, batch = True, event.part.batch.position.batch
         for named in self._model.modules:
             for name, value in named.module._buffers.items():
-                if value is not None and _is_unwritten(value):
+                if value is not None and _is_unwritten(named.module, name, value):
                     about = named.names[0], class_name(named.module), name, str(value.dtype).removeprefix("torch.")
                     self._notify(Notice(NoticeKind.BUFFER, *about, batch, batch, 0.0, 0.0, NEVER_WRITTEN))
 
 
 def remember_empty() -> None:
-    """Wraps ``to_empty``, once for the process."""
-    patch(nn.Module, "to_empty", _remembering)
+    """Wraps ``to_empty`` and ``register_buffer``, once for the process."""
+    patch(nn.Module, "to_empty", _emptying)
+    patch(nn.Module, "register_buffer", _registering)
 
 
-def _remembering(original: Callable[..., Any]) -> Callable[..., Any]:
+def _emptying(original: Callable[..., Any]) -> Callable[..., Any]:
     def to_empty(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         made = original(self, *args, **kwargs)
-        for value in buffers_in(self):
-            held = _digest(value)
-            if held is not None:
-                _made[id(value)] = ref(value, partial(_forget, id(value))), value._version, held
+        for module in modules_in(self):
+            for name in module._buffers:
+                _remember(module, name)
         return made
 
     return to_empty
 
 
-def _forget(place: int, _: Any) -> None:
-    _made.pop(place, None)
+def _registering(original: Callable[..., Any]) -> Callable[..., Any]:
+    def register_buffer(self: nn.Module, name: str, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        done = original(self, name, tensor, *args, **kwargs)
+        if type(tensor) is Tensor:
+            try:
+                if not tensor._version and _is_given_empty(sys._getframe(1)):
+                    _remember(self, name)
+            except Exception:  # such as of a tensor of inference mode, which has no version
+                log.debug("a buffer is not looked at", exc_info=True)
+        return done
+
+    return register_buffer
 
 
-def _is_unwritten(value: Tensor) -> bool:
-    found = _made.get(id(value))
-    return found is not None and found[0]() is value and found[1] == value._version and found[2] == _digest(value)
+def _is_given_empty(frame: FrameType) -> bool:
+    """Whether the call of ``register_buffer`` in this frame has a call of ``torch.empty`` as its tensor, by its source."""
+    place = frame.f_code, frame.f_lasti
+    if place not in _are_empty:
+        _are_empty[place] = _makes_empty(_source_at(*place))
+    return _are_empty[place]
+
+
+def _source_at(code: CodeType, instruction: int) -> str:
+    """The source of the call; empty: Python 3.10 does not know it, or nobody has it."""
+    positions = getattr(code, "co_positions", tuple)()
+    first, last, begin, end = next((at for number, at in enumerate(positions) if number == instruction // 2), (None,) * 4)
+    lines = [line.encode() for line in linecache.getlines(code.co_filename)[(first or 1) - 1 : last]]
+    if first is None or begin is None or not lines:
+        return ""
+    lines[-1] = lines[-1][:end]
+    lines[0] = lines[0][begin:]
+    return b"".join(lines).decode()
+
+
+def _makes_empty(source: str) -> bool:
+    try:
+        call = ast.parse(f"({source})", mode="eval").body
+    except (SyntaxError, ValueError):
+        return False
+    if not isinstance(call, ast.Call):
+        return False
+    given = [*call.args[1:2], *(one.value for one in call.keywords if one.arg == "tensor")]
+    made = given[0] if given else None
+    while isinstance(made, ast.Call):
+        function = made.func
+        name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+        if name in _EMPTY:
+            return True
+        made = function.value if isinstance(function, ast.Attribute) and name in _KEPT else None
+    return False
+
+
+def _remember(module: nn.Module, name: str) -> None:
+    value = module._buffers[name]
+    held = None if value is None else _digest(value)
+    if value is not None and held is not None:
+        key = id(module), name
+        _made[key] = ref(module, partial(_forget, key)), value._version, held
+
+
+def _forget(key: tuple[int, str], _: Any) -> None:
+    _made.pop(key, None)
+
+
+def _is_unwritten(module: nn.Module, name: str, value: Tensor) -> bool:
+    found = _made.get((id(module), name))
+    return found is not None and found[0]() is module and found[1] == value._version and found[2] == _digest(value)
 
 
 def _digest(value: Tensor) -> bytes | None:

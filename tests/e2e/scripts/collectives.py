@@ -1,6 +1,7 @@
-"""Trainings in which one rank calls another collective than the others: ``collectives.py NAME``.
+"""Trainings in which one rank calls another collective than the others: ``collectives.py NAME [TOLD]``.
 
-``test_collectives.py`` has the truths.
+``test_collectives.py`` has the truths. ``TOLD``: a file for which the ranks wait a few steps after that. Else a training of
+milliseconds might be over, or 64 calls further, before a busy collector has asked.
 
 What ranks call in the groups ``side`` is not waited for, so that nobody hangs.
 """
@@ -9,6 +10,8 @@ from __future__ import annotations
 
 import os
 import sys
+import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -16,7 +19,7 @@ from torch import nn
 
 import rankwatch
 
-STEPS, AT = 150, 6
+STEPS, AT, SEEN = 150, 6, 10
 
 begun: list[object] = []
 """What nobody waits for."""
@@ -78,7 +81,7 @@ CASES = {"healthy": healthy, "barrier": barrier, "kind": kind, "size": size, "gr
 CASES |= {"gathered": gathered, "evaluated": evaluated}
 
 
-def main(name: str) -> None:
+def main(name: str, told: Path | None = None) -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     side.extend(dist.new_group() for _ in range(2))
@@ -105,6 +108,8 @@ def main(name: str) -> None:
             dist.all_gather([flag() for _ in range(dist.get_world_size())], flag())
         if name in CASES:
             CASES[name](step, odd=rank == which and step == AT)
+        while step == SEEN and told is not None and not told.exists():
+            time.sleep(0.01)
     dist.barrier()
     watch.close()
     if begun:
@@ -113,4 +118,4 @@ def main(name: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], *map(Path, sys.argv[2:]))

@@ -29,6 +29,7 @@ class Signals(Part):
     def round(self) -> None:
         (folder := self.folder / str(self.rounds)).mkdir()
         command = [
+            *("env", "--default-signal"),  # a shell has its background commands ignore SIGQUIT, nohup SIGHUP
             *RANKWATCH,
             "run",
             "--runs-dir",

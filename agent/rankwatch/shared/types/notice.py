@@ -60,7 +60,10 @@ class NoticeKind(enum.IntEnum):
 NEVER_FINITE = "it never was finite: nobody has initialised it (torch.empty, to_empty), or a checkpoint has it so"
 """Why a BUFFER is bad that was so from the first look on."""
 
-NEVER_WRITTEN = "nobody has written it since to_empty(), so it holds what was in memory, which is another thing on each rank"
+UNWRITTEN = "nobody has written it since "
+NEVER_WRITTEN = (
+    UNWRITTEN + "to_empty() or torch.empty(), so it holds what was in memory, which is another thing on each rank"
+)
 """Why a BUFFER is bad whose numbers say nothing."""
 
 STANDSTILL = frozenset(
@@ -137,7 +140,7 @@ def describe_notice(notice: Notice) -> str:
             f"a share that grows since batch {notice.since}"
         )
     if notice.kind is NoticeKind.BUFFER:
-        if notice.why == NEVER_WRITTEN:
+        if notice.why.startswith(UNWRITTEN):
             return f"a bad buffer: {where}: {notice.why}"
         before = notice.why or f"when it was last measured finite, its abs max was {figure(notice.value)}"
         return f"a bad buffer: {where}: inf or nan since batch {notice.since}; {before}"

@@ -149,14 +149,14 @@ class CallsDesk(Desk):
         everyone = range(self.books.world_size) if has_waited else ()
         groups = dict.fromkeys(group for rank in ranks for group in self._of_ranks.get(rank, ()))
         for sequence in (self.groups[group] for group in groups):
-            is_open = sequence.found is None and sequence.inquiry is None and not sequence.is_even
+            is_open = sequence.found is None and not sequence.is_pressed and not sequence.is_even
             if is_open and self._questions.has(now):
                 yield from self._send(sequence, sequence.press(ranks, self._can_answer, now, everyone), now)
 
     @property
     def are_awaited(self) -> bool:
         """Whether answers of ranks that stall or have failed are still to come. They are not waited for long."""
-        return any(one.inquiry is not None and one.inquiry.is_pressed for one in self.groups.values())
+        return any(one.is_pressed for one in self.groups.values())
 
     # --- as time passes -----------------------------------------------------------------------------------------------
 

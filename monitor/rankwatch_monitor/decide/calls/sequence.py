@@ -30,8 +30,9 @@ MOST_ENDS = 16
 ASKED = 8
 """Members that tell their calls."""
 
-ANSWERS_WITHIN = 2.0
-"""Seconds for which answers are waited for. A rank gives its answer at once, unless something keeps its GIL."""
+ANSWERS_WITHIN, NO_HURRY = 2.0, 10.0
+"""Seconds for which answers are waited for; while the run goes on, nobody waits for them. A rank gives its answer at once,
+unless something keeps its GIL, or its machine is busy."""
 
 UNMET, MOST_UNMET = 2, 256
 """Steps of a member whose points met none of the reference's before members are asked. It doubles each time that they were equal,
@@ -87,9 +88,11 @@ class Inquiry:
     silent: tuple[int, ...] = ()
     """Members that have called nothing yet."""
     tails: dict[int, Tail] = field(default_factory=dict)
+    are_as_many: list[bool | None] = field(default_factory=list)
+    """Whether both sides had called as many at the end of a step; empty: no difference was found yet."""
 
     def is_over(self, now: float) -> bool:
-        return not self.asked or now - self.begun_at > ANSWERS_WITHIN
+        return not self.asked or now - self.begun_at > (ANSWERS_WITHIN if self.is_pressed else NO_HURRY)
 
 
 @dataclass(slots=True)
@@ -107,8 +110,9 @@ class Sequence:
     """The reference's, by count."""
     _ahead: dict[int, set[int]] = field(default_factory=dict)
     """By a count at which the reference has no point yet, the members that have."""
-    _odd: dict[int, None] = field(default_factory=dict)
-    """Members whose digest is another one at the same count."""
+    _odd: dict[int, int] = field(default_factory=dict)
+    """Members whose digest is another one at the same count, and the first such count."""
+    _odd_since: float = float("inf")
     _unmet: dict[int, None] = field(default_factory=dict)
     """Members of which some steps met no point of the reference."""
     _apart: set[int] = field(default_factory=set)
@@ -160,7 +164,7 @@ class Sequence:
             self._set_equal(rank, count)
             self._patience = UNMET
         else:
-            self._odd[rank] = None
+            self._odd.setdefault(rank, count)
 
     def _set_equal(self, rank: int, count: int) -> None:
         member = self.members[rank]
@@ -217,20 +221,25 @@ class Sequence:
 
     def wants(self, now: float) -> bool:
         """Whether members are to be asked."""
+        self._odd_since = min(self._odd_since, now) if self._odd else float("inf")
         is_free = self.inquiry is None and self.found is None and now >= self._rests_until
-        return is_free and self._suspect() is not None
+        return is_free and self._suspect(now) is not None
 
-    def _suspect(self) -> int | None:
-        """A member that may differ from the reference."""
-        if self._odd:
-            return next(iter(self._odd))
+    def _suspect(self, now: float) -> int | None:
+        """A member that may differ from the reference.
+
+        Before both have ended the step in which their digests differ, their calls may not say yet how they differ.
+        """
+        passed = self.members[self.reference].passed if self._odd or self._unmet else 0
+        for rank, count in self._odd.items():
+            if min(self.members[rank].passed, passed) >= count or now - self._odd_since > NO_HURRY:
+                return rank
         # The reference is beyond its first point, and had none there.
-        beyond = self.members[self.reference].passed if self._unmet else 0
-        return next((rank for rank in self._unmet if 0 < self.members[rank].first < beyond), None)
+        return next((rank for rank in self._unmet if 0 < self.members[rank].first < passed), None)
 
     def ask(self, can_answer: Callable[[int], bool], now: float) -> list[Question]:
         """Begins to ask, because of a member that may differ."""
-        suspect = self._suspect()
+        suspect = self._suspect(now)
         return [] if suspect is None else self._begin((self.reference, suspect), can_answer, now, is_pressed=False)
 
     def press(
@@ -264,6 +273,11 @@ class Sequence:
     def _least_equal(self) -> int:
         """Up to which number all members are known to be equal; 0, if none but the reference has told anything."""
         return min((member.equal for rank, member in self.members.items() if rank != self.reference), default=0)
+
+    @property
+    def is_pressed(self) -> bool:
+        """Whether members are being asked because ranks stall or have failed."""
+        return self.inquiry is not None and self.inquiry.is_pressed
 
     @property
     def is_even(self) -> bool:
@@ -305,8 +319,13 @@ class Sequence:
         told = {rank: tail for rank, tail in known.items() if tail.end >= inquiry.first and tail.calls}
         compared = compare(told.values()) if len(told) > 1 else NOTHING
         if compared.number:
-            self.found = self._difference(inquiry, told, compared)
-            yield self.found
+            found = self._difference(inquiry, told, compared)
+            is_late = ended or inquiry.is_pressed or now - inquiry.begun_at > NO_HURRY
+            if is_late or sum(side.count for side in found.sides) >= self.size:
+                self.found = found
+                yield found
+            else:  # what the others have called, their next points will say
+                self.inquiry = inquiry
             return
         if self.reference in told and compared.end >= compared.begin:
             for rank in told:
@@ -341,19 +360,24 @@ class Sequence:
         odd, other = (told[next(rank for rank in side.ranks if rank in told)] for side in sides[:2])
         how = How.OTHER
         if len(sides) == 2:
-            are_as_many = self._are_as_many(number, *(side.ranks[0] for side in sides))
-            how = how_they_differ(number, odd, other, are_as_many=are_as_many)
+            if not inquiry.are_as_many:
+                inquiry.are_as_many.append(self._are_as_many(number, *(side.ranks[0] for side in sides)))
+            (are_as_many,) = inquiry.are_as_many
+            how = How.OTHER if are_as_many is None else how_they_differ(number, odd, other, are_as_many=are_as_many)
         if how is How.FEWER and sides[0].count == sides[1].count:
             how, sides = How.MORE, sides[::-1]
         is_first = number > compared.begin or compared.begin <= inquiry.first
         return UnequalCalls(key_of(self.group), self.name, number, how, sides, is_first)
 
-    def _are_as_many(self, number: int, one: int, other: int) -> bool:
-        """Whether two members had called as many when a batch was over, the first one in which they had called this one."""
+    def _are_as_many(self, number: int, one: int, other: int) -> bool | None:
+        """Whether two members had called as many when a batch was over, the first one in which they had called this one.
+
+        None: neither batches nor calls say so, as all batches are forgotten that were over on both.
+        """
         ends, others = self.members[one].ends, self.members[other].ends
-        return next(
-            (ends[batch] == others[batch] for batch in ends if min(ends[batch], others.get(batch, 0)) >= number), False
-        )
+        known = (ends[batch] == others[batch] for batch in ends if min(ends[batch], others.get(batch, 0)) >= number)
+        are_over = all(max(each.values(), default=0) >= number for each in (ends, others))
+        return next(known, None if are_over else False)
 
     def _alike(self, number: int, told: Mapping[int, Tail]) -> dict[int, set[int]]:
         """By a rank that has told its calls, the others whose digests say that they called the same up to this number."""

@@ -154,7 +154,7 @@ class Intake:
     def _take(self, rank: Rank, message: messages.Message, now: float, size: int) -> Iterator[Effect]:
         if isinstance(message, messages.Beat):
             rank.queued, rank.dropped, rank.departed = message.queued, message.dropped, message.departed
-            rank.advance(message.moment, message.phase)
+            rank.tell(message.moment, message.phase)
             self._take_aside(rank, message.aside, now)
             rank.memory.take(message.moment.batch, message.memory)
             rank.spent = message.spent if message.spent.batches else rank.spent
@@ -265,7 +265,7 @@ class Intake:
         elif isinstance(message, messages.Bye):
             rank.farewell, rank.farewell_at = message.text, message.at
             rank.is_unused = message.outcome == "unused"
-            rank.advance(message.moment, rank.phase)
+            rank.tell(message.moment, rank.phase)
             if rank.settled is not None:
                 rank.settle(message.moment, *rank.first_of_step)
             state = _LEFT_BY.get(message.outcome, RankState.ABORTED)

@@ -211,6 +211,11 @@ class Rank:
                 self.moved_at = self.heard_at
             self.progress, self.phase = moment, phase
 
+    def tell(self, moment: Moment, phase: str) -> None:
+        """It says where it is. Once its watch is off, its optimizer's steps go on and say nothing of its numbers."""
+        if not self.fault:
+            self.advance(moment, phase)
+
     def settle(self, settled: tuple[int, int, int, int] | None, step: int, first: int) -> None:
         """No backward trips before this moment; ``first`` is the first batch of this step."""
         if settled is not None and (self.settled is None or settled > self.settled):

@@ -6,6 +6,7 @@ of the record; all other facts, which decide what a report says, have a bound of
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -33,7 +34,7 @@ class FileWrite(NamedTuple):
 
 
 MANY = 1000
-"""Entries of one run that wait: with so many, a disk that refuses nothing does not answer either, and facts are counted."""
+"""Entries of one key that wait: with so many, a disk that refuses nothing does not answer either, and facts are counted."""
 
 MAX_ACTIONS = 1000
 """Files of one run, such as traces, that wait for its record."""
@@ -51,6 +52,31 @@ def seqs_of(entries: Sequence[Entry]) -> dict[int, int]:
     return {rank: fact.seq for _, rank, fact in entries if isinstance(fact, numbered) and fact.seq}
 
 
+class Weight(NamedTuple):
+    """What waits: how many entries, and the bytes of ``batches`` and of other ``facts``."""
+
+    entries: int
+    batches: int
+    facts: int
+
+
+@dataclass(slots=True)
+class Waiting:
+    """Bytes that wait for the disk. Half of what is free is for any one run, three quarters for all of one key."""
+
+    total: int = 0
+    _of_key: Counter[str] = field(default_factory=Counter)
+
+    def add(self, key: str, size: int) -> None:
+        self.total += size
+        self._of_key[key] += size
+
+    def room(self, most: int, key: str, of_run: int) -> int:
+        """How many more may wait of a run of which so many do, if ``most`` may in all."""
+        free, of_key = most - self.total, self._of_key[key]
+        return min((free - of_run) // 2, (free + of_key) * 3 // 4 - of_key)
+
+
 @dataclass(slots=True)
 class Held:
     """What waits of one run. ``size``: bytes of batches; ``bulk``: of other facts, counted while the disk fails or is behind."""
@@ -59,6 +85,8 @@ class Held:
     entries: list[Entry] = field(default_factory=list)
     size: int = 0
     bulk: int = 0
+    taken_bulk: int = 0
+    """What of it is in the transaction under way."""
     shown: Show | None = None
     actions: list[FileWrite] = field(default_factory=list)
     taken: list[Entry] = field(default_factory=list)
@@ -84,34 +112,35 @@ class Held:
     def is_due(self, now: float) -> bool:
         return now >= self.retry_at and bool(self.entries or self.shown or self.actions)
 
-    def append(self, entries: Sequence[Entry], room: int, bulk_room: int, why: str) -> int:
-        """Takes what there is room for; the rest is lost, because ``why``. Returns the bytes of the batches taken."""
-        added = 0
+    @property
+    def weight(self) -> Weight:
+        return Weight(len(self.entries) + len(self.taken), self.size, self.bulk)
+
+    def append(self, entries: Sequence[Entry], room: int, bulk_room: int, why: str, *, is_behind: bool = False) -> None:
+        """Takes what there is room for; the rest is lost, because ``why``. ``is_behind``: the disk does not answer."""
         for entry in entries:
             size = size_of(entry)
-            is_behind = self.why or len(self.entries) >= MANY
-            bulk = len(facts.encode(entry.fact)[1]) if is_behind and not size else 0
-            if self.is_recordless or (size and added + size > room) or self.bulk + bulk > bulk_room:
+            bulk = len(facts.encode(entry.fact)[1]) if (self.why or is_behind) and not size else 0
+            if self.is_recordless or size > room or bulk > bulk_room:
                 self.lose([entry], OURS if self.is_recordless else self.why or why)
                 continue
-            added += size
+            room, bulk_room = room - size, bulk_room - bulk
+            self.size += size
             self.bulk += bulk
             self.entries.append(entry)
-        self.size += added
-        return added
 
     def begin(self) -> tuple[list[Entry], Show | None]:
-        self.taken, self.entries = self.entries, []
+        self.taken, self.entries, self.taken_bulk = self.entries, [], self.bulk
         shown, self.shown = self.shown, None
         return self.taken, shown
 
-    def succeed(self) -> tuple[Mapping[int, int], int]:
-        """The sequence numbers that are stored by now, and the bytes that are free again."""
+    def succeed(self) -> Mapping[int, int]:
+        """The sequence numbers that are stored by now."""
         done, self.taken = self.taken, []
-        freed = sum(map(size_of, done))
-        self.size -= freed
-        self.why, self.retry_at, self._delay, self.bulk = "", float("-inf"), 0.0, 0
-        return seqs_of(done), freed
+        self.size -= sum(map(size_of, done))
+        self.bulk -= self.taken_bulk
+        self.why, self.retry_at, self._delay = "", float("-inf"), 0.0
+        return seqs_of(done)
 
     def fail(self, why: str, now: float) -> None:
         self.entries[:0] = self.taken
@@ -119,14 +148,13 @@ class Held:
         self._delay = min(2 * self._delay, LAST_RETRY) or FIRST_RETRY
         self.why, self.retry_at = why, now + self._delay
 
-    def give_up(self, why: str) -> int:
-        """All that waits is lost. Returns the bytes that are free again."""
+    def give_up(self, why: str) -> None:
+        """All that waits is lost."""
         self.lose([*self.taken, *self.entries], why)
         self.lost.take([self.past] if self.past else [])
         self.past = None
-        freed, self.size, self.bulk = self.size, 0, 0
+        self.size = self.bulk = 0
         self.entries, self.taken, self.shown, self.why, self.retry_at = [], [], None, "", float("-inf")
-        return freed
 
     def lose(self, entries: Sequence[Entry], why: str) -> None:
         for entry in entries:

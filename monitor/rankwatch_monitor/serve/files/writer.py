@@ -27,19 +27,15 @@ from ...record.schema import FILE, RecordGone, StoreError
 from ...record.store import Limits, Store
 from ..niceness import RECORDING, yield_to_others
 from .disk_budget import DiskBudgets
-from .unwritten import MAX_ACTIONS, FileWrite, Held
+from .unwritten import MANY, MAX_ACTIONS, FileWrite, Held, Waiting, Weight
 
 log = logging.getLogger(__name__)
 
 COMMIT_INTERVAL = 0.25
 """Seconds for which batches are collected, to be written in one transaction. All other entries are written at once."""
 
-MAX_WAITING = 512 * 2**20
-"""Bytes of batches that may wait for the disk. Half of what is free is for any one run, three quarters for all of
-one key; further batches are not recorded."""
-
-MAX_FACTS = 64 * 2**20
-"""Bytes of other facts of one run that may wait while the disk takes nothing."""
+MAX_WAITING, MAX_FACTS = 512 * 2**20, 128 * 2**20
+"""Bytes of batches, and of other facts while the disk takes nothing, that may wait for it. What is over that is not recorded."""
 
 LAST_TRIES = 5.0
 """Seconds at the end after which entries are given up, if the disk refuses them all the time."""
@@ -91,9 +87,9 @@ class RecordWriter:
         self._meta = {"rankwatch": __version__, "boot": boot_id(), **meta}
         self._changed = threading.Condition()
         self._runs: dict[str, Held] = {}
-        self._waiting_bytes = 0
-        self._waiting_of = Counter[str]()
-        """The same by key."""
+        self._batches, self._facts = Waiting(), Waiting()
+        self._entries = Counter[str]()
+        """How many wait of each key."""
         self.disk = DiskBudgets()
         self._is_urgent = self._is_waiting = False
         self._closing_at: float | None = None
@@ -124,7 +120,11 @@ class RecordWriter:
             queued = len(held.entries)
             if entries and isinstance(opened := entries[0].fact, Opened):
                 self.disk.begin(run, opened.bound)
-            self._count(run, held.append(entries, self._room(held), MAX_FACTS, TOO_SLOW))
+            key, before = self.disk.key_of(run), held.weight
+            room = self._batches.room(MAX_WAITING, key, before.batches)
+            bulk_room = self._facts.room(MAX_FACTS, key, before.facts)
+            held.append(entries, room, bulk_room, TOO_SLOW, is_behind=self._entries[key] >= MANY)
+            self._count(held, before)
             if len(held.entries) < queued + len(entries):
                 self._log_overflow(held)
                 self._lost[run] = held.lost.all()
@@ -168,7 +168,7 @@ class RecordWriter:
     @property
     def unwritten(self) -> int:
         """Bytes of batches that wait for the disk."""
-        return self._waiting_bytes
+        return self._batches.total
 
     def close(self) -> None:
         """Writes what waits, and ends the thread: for as long as the disk takes anything."""
@@ -203,16 +203,12 @@ class RecordWriter:
         for store in self._stores.values():
             _close(store)
 
-    def _room(self, held: Held) -> int:
-        """Bytes of further batches of a run that may wait."""
-        of_key = self._waiting_of[self.disk.key_of(held.run)]
-        others = self._waiting_bytes - of_key
-        return min((MAX_WAITING - self._waiting_bytes - held.size) // 2, (MAX_WAITING - others) * 3 // 4 - of_key)
-
-    def _count(self, run: str, size: int) -> None:
-        """That many bytes more wait for the disk."""
-        self._waiting_bytes += size
-        self._waiting_of[self.disk.key_of(run)] += size
+    def _count(self, held: Held, before: Weight) -> None:
+        """What waits of a run was ``before``."""
+        key, now = self.disk.key_of(held.run), held.weight
+        self._entries[key] += now.entries - before.entries
+        self._batches.add(key, now.batches - before.batches)
+        self._facts.add(key, now.facts - before.facts)
 
     def _held(self, run: str) -> Held:
         if run not in self._runs:
@@ -244,12 +240,10 @@ class RecordWriter:
             actions, held.actions = held.actions, []
         why = self._attempt(held, entries, shown)
         with self._changed:
-            now = time.monotonic()
+            now, before = time.monotonic(), held.weight
             held.past = self._past(held.run, why)
             if not why:
-                seqs, freed = held.succeed()
-                self._count(held.run, -freed)
-                self._stored.setdefault(held.run, {}).update(seqs)
+                self._stored.setdefault(held.run, {}).update(held.succeed())
                 self._worked_at = now
             elif held.is_recordless or (self._closing_at is not None and self._is_hopeless(held, now)):
                 self._give_up(held, why)
@@ -257,6 +251,7 @@ class RecordWriter:
                 held.fail(why, now)
                 held.actions[:0] = [FileWrite(action.do, _nothing) if why == LOCKED else action for action in actions]
                 actions = actions if why == LOCKED else []
+            self._count(held, before)
         for action in actions:
             try:
                 (action.without_record if why == LOCKED else action.do)()
@@ -274,7 +269,7 @@ class RecordWriter:
     def _give_up(self, held: Held, why: str) -> None:
         if held.entries or held.taken:
             log.error("what came last of run %s is not in its record: %s", held.run, why)
-        self._count(held.run, -held.give_up(why))
+        held.give_up(why)
         self._tried.pop(held.run, None)
         self._lost[held.run] = held.lost.all()
 

@@ -323,8 +323,8 @@ def test_of_very_many_groups_the_last_ones_are_compared_and_few_are_told() -> No
     at = connected(2)
     for number in range(100):
         ranks = Ranks(at, [[STEP[0], STEP[1]], [STEP[1], STEP[0]]], group=number)
-        ranks.seen = {rank: len(at.sent(rank, messages.Recount)) for rank in (0, 1)}
-        ranks.beat(0, 0, 1)
+        ranks.seen, ranks.seqs = {rank: len(at.sent(rank, messages.Recount)) for rank in (0, 1)}, [number, number]
+        ranks.end_step()
     calls = at.run.calls
     assert len(calls.groups) == MOST_GROUPS
     assert len(calls.told) == MOST_KEPT

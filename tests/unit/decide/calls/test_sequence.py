@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rankwatch.shared.types.calls import MAX_CALLS, CollectiveCall
 from rankwatch_monitor.decide.calls.differs import How, Tail, UnequalCalls
-from rankwatch_monitor.decide.calls.sequence import ANSWERS_WITHIN, MOST_POINTS, NO_BATCH, Question, Sequence
+from rankwatch_monitor.decide.calls.sequence import ANSWERS_WITHIN, MOST_POINTS, NO_BATCH, NO_HURRY, Question, Sequence
 
 KEPT = 1024
 
@@ -45,8 +45,22 @@ class Group:
         if count:
             batch = self.batches[rank] = self.batches[rank] + ends_step
             self.sequence.take(rank, count, digest_of(self.kinds[rank][:count]), batch if ends_step else NO_BATCH)
+        self._conclude()
         if self.sequence.wants(self.now):
-            self._answer(self.sequence.ask(lambda _: True, self.now))
+            self.ask()
+
+    def wait(self) -> None:
+        """Nothing comes for long."""
+        self.now += NO_HURRY + 1
+        self._conclude()
+
+    def _conclude(self) -> list[Question]:
+        told = list(self.sequence.conclude(self.now))
+        self.found += [one for one in told if isinstance(one, UnequalCalls)]
+        return [one for one in told if isinstance(one, Question)]
+
+    def ask(self) -> None:
+        self._answer(self.sequence.ask(lambda _: True, self.now))
 
     def press(self, *first: int) -> None:
         everyone = range(len(self.kinds))
@@ -60,9 +74,7 @@ class Group:
                     self.sequence.answer(rank, "the default group", len(self.kinds), self._tail(rank, first))
             if self.mute:
                 self.now += ANSWERS_WITHIN + 1
-            told = list(self.sequence.conclude(self.now))
-            self.found += [one for one in told if isinstance(one, UnequalCalls)]
-            questions = [one for one in told if isinstance(one, Question)]
+            questions = self._conclude()
 
     def _tail(self, rank: int, first: int) -> Tail:
         count = self.called[rank]
@@ -191,6 +203,19 @@ def test_one_call_that_is_another_one_among_equal_calls_is_not_one_more() -> Non
     group.train(7, 4)
     (found,) = group.found
     assert (found.number, found.how) == (11, How.OTHER)
+
+
+def test_it_is_not_called_one_more_where_the_batches_are_forgotten_that_would_say_so() -> None:
+    group = Group([[1] * 6 + [5] + [1] * 53, *([1] * 60 for _ in range(2))])
+    for step in range(1, 61):
+        group.call(0, step)
+    group.called[1:] = [60, 60]  # what they tell comes late
+    for step in range(1, 8):
+        group.sequence.take(1, step, digest_of([1] * step), step)
+    group.ask()
+    group.wait()
+    (found,) = group.found
+    assert (found.number, found.how) == (7, How.OTHER)
 
 
 def test_one_call_more_among_equal_calls_is_one_more() -> None:

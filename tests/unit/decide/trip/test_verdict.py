@@ -299,6 +299,14 @@ def test_a_rank_whose_watch_switched_itself_off_is_not_waited_for_and_not_known_
     assert desk.sent(1, messages.Abort), "its process lives, and is stopped with the others"
 
 
+def test_the_steps_of_a_rank_whose_watch_is_off_do_not_say_that_it_was_finite() -> None:
+    desk = connected(2)
+    stepped = messages.Beat(makers.moment(3, 0, 0, step=7), "forward", 0, 0, 1000.0)
+    desk.receive(1, makers.beat(3, 0, 0), messages.Off(1, FAULT), stepped)
+    desk.receive(0, messages.Tripped(1, makers.trip(at=(5, 0, 2))))
+    assert (desk.decided.certainty, desk.decided.missing) == (Certainty.PARTIAL, (1,))
+
+
 def test_a_watch_that_switches_itself_off_past_the_trip_was_finite_there() -> None:
     desk = connected(2)
     desk.receive(1, makers.beat(5, 0, 3), messages.Off(1, FAULT))

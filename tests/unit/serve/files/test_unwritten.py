@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
 from rankwatch.shared.types import messages
 from rankwatch_monitor.decide.core.journal import Entry
-from rankwatch_monitor.serve.files import unwritten
 from rankwatch_monitor.serve.files.unwritten import FIRST_RETRY, LAST_RETRY, Held
 
 BYES = [Entry(0.0, 0, messages.Bye(seq, "failed", "x" * 100)) for seq in range(1, 21)]
@@ -32,16 +29,18 @@ def test_what_came_during_a_try_that_failed_is_written_after_what_was_tried() ->
     assert held.entries == BYES[:4]
 
 
-def test_other_facts_than_batches_are_bounded_while_the_disk_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unwritten, "MANY", len(BYES))
+def test_facts_that_wait_are_counted_until_they_are_written() -> None:
     held = Held("train-0")
-    held.append(BYES[:1], room=0, bulk_room=1000, why="")
+    held.append(BYES[:2], room=0, bulk_room=1000, why="", is_behind=True)
+    one = held.bulk // 2
     held.begin()
-    for _ in range(3):
-        held.append(BYES, room=0, bulk_room=1000, why="the disk was too slow")
-    assert len(BYES) < len(held.entries) < len(BYES) + 10
-    (gap,) = held.lost.all()
-    assert gap.why == "the disk was too slow"
+    held.append(BYES[2:3], room=0, bulk_room=1000, why="", is_behind=True)
+    held.fail("the disk was full", 0.0)
+    assert held.weight == (3, 0, 3 * one)
+    held.begin()
+    held.append(BYES[3:4], room=0, bulk_room=1000, why="", is_behind=True)
+    held.succeed()
+    assert held.weight == (1, 0, one)
 
 
 def test_other_facts_than_batches_are_bounded_while_the_disk_fails() -> None:

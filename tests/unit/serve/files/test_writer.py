@@ -25,6 +25,7 @@ from rankwatch.shared.types.frame import FrameTable, pack
 from rankwatch_monitor.decide.core.gaps import Gap, describe_gap
 from rankwatch_monitor.decide.core.journal import NO_RANK, Closed, Entry, Opened, Trained
 from rankwatch_monitor.decide.keys import budget
+from rankwatch_monitor.record import facts
 from rankwatch_monitor.record import store as store_module
 from rankwatch_monitor.record.reader import RunRecord
 from rankwatch_monitor.record.runs import RunRow, folders, is_unfinished, read_row
@@ -329,6 +330,29 @@ def test_batches_of_one_key_leave_room_for_those_of_another(
     go_on.set()
     bench.await_stored("train-0", 5)
     assert bench.recorded() == [0, 1, 2, 3, 4]
+
+
+def test_facts_of_one_key_are_bounded_while_the_disk_does_not_answer_and_leave_room_for_those_of_another(
+    bench: Bench, hold: Hold, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = len(facts.encode(BYE.fact)[1])
+    monkeypatch.setattr(recorders, "MANY", 20)
+    monkeypatch.setattr(recorders, "MAX_FACTS", 40 * size)
+    begun, go_on = hold()
+    bench.recorder.append("train-0", [OPENED])
+    assert begun.wait(SOON)
+    greedy = [f"greedy-{number}" for number in range(20)]
+    for number, run in enumerate(greedy):
+        bench.recorder.append(run, [Entry(0.0, NO_RANK, Opened("greedy", number, 1, bound="greedy"))])
+    for run in greedy:
+        bench.recorder.append(run, [BYE] * 10)
+    assert [run for run in greedy if not bench.recorder.unstored(run)] == greedy[:3]
+    bench.recorder.append("train-0", [BYE] * 5)
+    assert bench.recorder.unstored("train-0") == ()
+    go_on.set()
+    bench.await_stored("greedy-0", 100)
+    bench.recorder.append("greedy-19", [BYE] * 10)  # there is room again
+    bench.await_stored("greedy-19", 100)
 
 
 @pytest.mark.slow
