@@ -83,7 +83,7 @@ const Charts = (() => {
     textStyle: { ...text(), color: colour("--ink"), fontSize: 12 }, ...more,
   });
   const axis = (name, more) => ({
-    name, nameTextStyle: text(), axisLabel: { ...text(), ...(more && more.axisLabel) }, axisLine: { lineStyle: { color: colour("--line") } },
+    name, nameTextStyle: text(), axisLabel: { ...text(), ...(more && more.axisLabel) }, axisLine: { onZero: false, lineStyle: { color: colour("--line") } },
     axisTick: { show: false }, splitLine: { show: false }, ...more, ...(more && more.axisLabel ? { axisLabel: { ...text(), ...more.axisLabel } } : {}),
   });
 
@@ -257,7 +257,14 @@ const Charts = (() => {
     let drawn = [];
     let marked = []; // [batch, what was left out there]
     let clock = [];
+    let shownBy = null; // the heat map whose batches are at the same places
     let at = null;
+    // From the left of the first cell to the right of the last one; the labels of such ends are no batches.
+    function range() {
+      if (!shownBy || !shownBy.cells[0].length) return { min: "dataMin", max: "dataMax" };
+      const last = Math.max(...drawn.map((line) => line.points.at(-1)[0]), shownBy.first + shownBy.cells[0].length * shownBy.step - 1);
+      return { min: shownBy.first - 0.5, max: last + 0.5 };
+    }
     const said = (line, point) => `${line.name}: ${point[1] === null ? "inf or nan" : figure(point[1])}${point[2] === null || point[2] === line.rank ? "" : ` (rank ${point[2]})`}`;
     const passed = (batch) => { const seconds = secondsAt(clock, batch); return seconds === null ? "" : Views.length(seconds); };
     const named = (batch) => `batch ${batch}${passed(batch) && `, after ${passed(batch)}`}`;
@@ -287,8 +294,8 @@ const Charts = (() => {
         legend: key({ show: drawn.length > 1 }),
         tooltip: tooltip({ trigger: "axis", formatter: (points) => [named(points[0].value[0]), ...new Set(points.map(({ data }) => said(data.line, data.point)))].join("\n") }),
         xAxis: axis(hasTimes ? "batch, and the time since the first one" : "batch", {
-          type: "value", min: "dataMin", max: "dataMax", nameLocation: "middle", nameGap: hasTimes ? 40 : 26, minInterval: 1,
-          axisLabel: { hideOverlap: true, lineHeight: 15, alignMaxLabel: "right", formatter: (batch) => (hasTimes ? `${batch}\n${passed(batch)}` : String(batch)) },
+          type: "value", ...range(), nameLocation: "middle", nameGap: hasTimes ? 40 : 26, minInterval: 1,
+          axisLabel: { hideOverlap: true, lineHeight: 15, alignMaxLabel: "right", formatter: (batch) => (Number.isInteger(batch) ? `${batch}${hasTimes ? `\n${passed(batch)}` : ""}` : "") },
         }),
         yAxis: axis("", { ...(isLog ? decades(numbers) : { type: "value", scale: !isFromZero, axisLabel: { formatter: size } }), splitLine: { show: true, lineStyle: { color: colour("--line") } } }),
         dataZoom: [{ type: "inside", zoomOnMouseWheel: "ctrl" }],
@@ -305,8 +312,8 @@ const Charts = (() => {
       act({ type: "showTip", seriesIndex: 0, dataIndex: at });
     });
 
-    return (fresh, { steps = [], times = [] } = {}) => {
-      [drawn, marked, clock] = [fresh, steps, times];
+    return (fresh, { steps = [], times = [], grid = null } = {}) => {
+      [drawn, marked, clock, shownBy] = [fresh, steps, times, grid];
       const last = drawn.map((line) => said(line, line.points.at(-1)));
       box.setAttribute("aria-label", drawn.length ? `${what}. At the end: ${last.join(", ")}.${marked.length ? ` Left out: ${marked.map(([, what]) => what).join(", ")}.` : ""} Arrow keys read the points one by one.` : `${what}: no data yet.`);
       draw();
@@ -320,10 +327,10 @@ const Charts = (() => {
       (isLoss ? first : others).append(section);
       return { name, isLoss, section, draw: curves(section, title, HOW[name], { isFromZero: !isLoss, isWide: isLoss }) };
     });
-    return (body) => shown.forEach(({ name, isLoss, section, draw }) => {
+    return (body, grid) => shown.forEach(({ name, isLoss, section, draw }) => {
       const lines = body[name].map((line) => ({ ...line, thin: /\b(lowest|highest|slowest)$/.test(line.name) }));
       section.hidden = !lines.some((line) => line.points.length > 1);
-      draw(lines, { steps: isLoss ? body.skipped : [], times: body.clock });
+      draw(lines, { steps: isLoss ? body.skipped : [], times: body.clock, grid });
     });
   }
 

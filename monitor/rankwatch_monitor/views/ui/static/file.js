@@ -20,5 +20,5 @@ if (overview.grid.cells.some((row) => row.length)) Charts.folded(slot(), "rank",
 if (modules) Charts.folded(slot(), "module", false)(modules);
 const others = slot();
 others.className = "pair";
-Charts.ofRun(loss, others)(curves);
+Charts.ofRun(loss, others)(curves, overview.grid);
 main.append(Views.gaps(report) || "", Views.notices(report) || "", h("h2", null, "Ranks"), Views.ranks(null, report, { ...overview, standings: [] }));

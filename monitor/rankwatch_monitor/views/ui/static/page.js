@@ -106,7 +106,7 @@ const PAGES = {
       state.replaceChildren(Views.summary(body, Views.link(`/compare?${new URLSearchParams({ run })}`, "compare with another run")), body.silent_collector ? h("p", null, "The collector has been silent for more than three heartbeats.") : "");
       found.replaceChildren(...[Views.stall(report), Views.collectives(report), Views.verdict(report, { links: links(body) }), Views.skipped(report), Views.replicas(body.replicas)].filter(Boolean));
       draw(body.grid, Views.marks(body.order));
-      curves();
+      curves(body.grid);
       noticed.replaceChildren(...[body.standing && body.standing.waiting && h("p", { class: "panel" }, body.standing.waiting), !body.is_over && Views.doubts(report) && h("p", { class: "panel" }, Views.judgement(report)), Views.gaps(report), Views.notices(report)].filter(Boolean));
       table.replaceChildren(h("h2", null, "Ranks"), Views.ranks(run, report, body), body.replicas.compared ? h("p", { class: "faint" }, `Replicas were ${body.replicas.compared}.`) : "");
     });

@@ -98,7 +98,8 @@ const Runs = (() => {
     });
   }
 
-  // The curves of the run, its loss in the first place. Returns what begins to ask for them, after the rest of the page is drawn.
+  // The curves of the run, its loss in the first place. Returns what begins to ask for them, after the rest of the page is drawn, and
+  // takes the heat map whose batches are at the same places.
   function curves(first, others) {
     const pair = h("div", { class: "pair" });
     const none = h("p", { class: "faint" });
@@ -106,12 +107,14 @@ const Runs = (() => {
     const draw = Charts.ofRun(first, pair);
     first.querySelector(".titled").append(h("form", { method: "get" }, h("input", { name: "ranks", value: query.get("ranks") || "", placeholder: "only ranks 0,3", "aria-label": "ranks with a line of their own, such as 0,3" })));
     let asks = false;
+    let grid = null;
 
     function show(body) {
-      draw(body);
+      draw(body, grid);
       none.textContent = [body.loss.length ? "" : "No loss is on record: no backward() has reached the model.", body.norm.length ? "" : "No norm of the gradients is on record: it is known after the first optimizer step, where clip_grad_norm_ runs or the gradient guard looks.", body.gradient.length ? "" : "No single gradient is on record: watch(model, gradients=True) or RANKWATCH_GRADIENTS=1 measures them."].filter(Boolean).join(" ");
     }
-    return () => {
+    return (fresh) => {
+      grid = fresh;
       if (!asks) follow(api("curves", chosen("ranks")), show);
       asks = true;
     };
