@@ -47,8 +47,8 @@ STALE_AFTER = 5.0
 ROOM_FOR_CURVES = 14
 """Rows of a terminal that shows the curves, too."""
 
-ROOM_FOR_CHARTS = 3 + LEAST_ROWS
-"""Rows that the modules leave to the charts of the loss and the norm, with their names and the lines between."""
+ROOM_FOR_CHARTS = 2 + LEAST_ROWS
+"""Rows that modules and notices leave to the charts of the loss and the norm, with their names and the line above them."""
 
 KEYS_GAP = " " * 3
 """Between two keys in the last line."""
@@ -226,15 +226,14 @@ def _going_on(scene: Scene, focus: Focus, size: Size, *, keys: bool) -> list[Blo
     least = 2 + min(MIN_MODULES, len(found)) if found else 0
     rows = max(1, min(len(names), size.height - 1 - least - room))
     left = size.height - 1 - rows
-    modules = min(MAX_MODULES, len(found), left - room - 2) if found else 0
-    if scene.view.recent.losses and len(found) > MIN_MODULES:  # the loss says more than the last of many modules
-        modules = min(modules, max(MIN_MODULES, left - room - 2 - ROOM_FOR_CHARTS))
+    charted = ROOM_FOR_CHARTS if scene.view.recent.losses else 0  # the loss says more than the last of many modules
+    modules = min(MAX_MODULES, len(found), max(left - room - 2 - charted, min(MIN_MODULES, left - room - 2))) if found else 0
     blocks.append(_crowd(scene, focus, rows, keys=keys))
     if modules > 0:
         blocks += [Line(""), module_table(found[:modules], by_growth=focus.by_growth)]
         left -= 2 + modules
     if notices and left > 1:
-        blocks += [Line(""), *_cut(notices, left - 1)]
+        blocks += [Line(""), *_cut(notices, max(room - 1, left - 1 - charted))]
     return blocks
 
 
