@@ -51,11 +51,15 @@ def main() -> None:
                 time.sleep(0.005)
             _picture_top(runs / "demo-0")
         with browsing(runs) as browser:
-            browser.size(1100, 1640)
+            browser.size(1100, 1090)
             browser.open("/run/demo-0")
-            browser.until(lambda: "Worst" in browser.chart() and "At the end" in browser.chart(2))
+            browser.until(lambda: "At the end" in browser.chart() and "Worst" in browser.chart(1))
             browser.run(RENAME, {str(ROOT / "agent"): "/home/ann", folder: "/home/ann"})
             browser.driver.save_screenshot(str(PICTURES / "page.png"))
+            browser.size(860, 1200)
+            browser.open("/run/demo-0/modules?rank=1")
+            browser.until(lambda: "Worst" in browser.chart())
+            browser.driver.find_element("css selector", ".chart").screenshot(str(PICTURES / "modules.png"))
 
 
 def _batches(path: Path) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,19 +60,45 @@ def browser(window: Browser) -> Iterator[Browser]:
     window.size(1280, 900)
 
 
+LOSS, HEAT, NORM, RATE = range(4)
+"""The charts of a run, in their order on the page."""
+
+
+def series(browser: Browser, chart: int) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = browser.run(
+        "return echarts.getInstanceByDom(document.querySelectorAll('.chart')[arguments[0]]).getOption().series"
+        ".map(({ name, lineStyle, color }) => ({ name, lineStyle, color }))",
+        chart,
+    )
+    return found
+
+
 def test_from_the_list_to_the_verdict(browser: Browser) -> None:
     browser.open("/")
     browser.shows("bad-0")
     assert {"aborted", "finished"} <= set(browser.text(".badge").split())
+    assert browser.text(".badge.chip") == "overflow"
+    points = browser.run("return [...document.querySelectorAll('.spark polyline')].map((line) => line.points.length)")
+    assert sorted(points) == [6, 12]  # the loss of each run
     browser.run("[...document.querySelectorAll('main a')].find((a) => a.textContent === 'bad-0').click()")
+    browser.shows("First inf: rank 1, batch 5 overflow", ".panel h2")
+    assert "recurred" not in browser.text(".panel")
+    browser.click(".panel summary", "all that is known")
     browser.shows("rank 1 of 4", ".panel")
     assert "(Square)" in browser.text(".panel")
-    assert "overflow: aten." in browser.text(".panel")
-    assert "Worst: rank 1, batch 5: inf or nan." in browser.chart()
-    browser.run("[...document.querySelectorAll('main a')].find((a) => a.textContent.startsWith('Its frames')).click()")
-    browser.shows("← culprit")
-    assert "output" in browser.text("tr.is-bad")
+    assert "aten." in browser.text(".panel .clamp")
+    assert "recurred 3 of 3" in browser.text(".panel")
+    assert "Worst: rank 1, batch 5: inf or nan." in browser.chart(HEAT)
+    browser.click("main a", "What led to it")
+    browser.shows("← culprit", ".chain li:first-child")  # from the culprit back
+    assert "square Square, frame 7 ← culprit" in browser.text(".chain li:first-child")
+    assert "blocks.2.linear Linear, frame 6, ran before" in browser.text(".chain li")  # x + 2 was made outside of a module
     assert "all ranks, rank 1: " in browser.chart()
+    assert not browser.text("tr.is-bad")
+    browser.click("summary", "The last ")
+    browser.shows("output", "tr.is-bad")
+    browser.click("main a", "Its modules")
+    browser.shows("modules, rank 1, round batch 5", "h1")
 
 
 def test_steps_that_were_left_out_are_marked_and_have_their_verdicts(tmp_path: Path) -> None:
@@ -78,14 +106,14 @@ def test_steps_that_were_left_out_are_marked_and_have_their_verdicts(tmp_path: P
     with browsing(tmp_path) as browser:
         browser.open("/run/train-0")
         browser.shows("2 steps were left out", ".panel")
-        browser.until(lambda: f"Left out: {left_out.TOLD.partition(': ')[2]}." in browser.chart(1))
-        assert (
-            browser.text("summary") == "step 9, batch 9 (rank 0, layer: invalid)\nstep 4, batch 4 (rank 1, layer: invalid)"
-        )
-        browser.run("document.querySelectorAll('summary')[1].click()")
+        browser.until(lambda: f"Left out: {left_out.TOLD.partition(': ')[2]}." in browser.chart(LOSS))
+        steps = "step 9, batch 9 (rank 0, layer: invalid)\nstep 4, batch 4 (rank 1, layer: invalid)"
+        assert browser.text(".panel summary") == steps
+        browser.click("summary", "step 4")
+        browser.click("details[open] summary", "all that is known")
         browser.shows("rank 1 of 2 (node0, local rank 1), batch 4, optimizer step 4", "details[open]")
         browser.shows("Put back: bn.running_mean. 2 more of 3 in 128 steps could be left out.", "details[open]")
-        marks = "echarts.getInstanceByDom(document.querySelectorAll('.chart')[1]).getOption().series[0].markLine.data"
+        marks = "echarts.getInstanceByDom(document.querySelectorAll('.chart')[0]).getOption().series[0].markLine.data"
         assert [mark["xAxis"] for mark in browser.run(f"return {marks}")] == [4, 9]
         assert not browser.complaints()
 
@@ -97,12 +125,15 @@ def test_a_gan_has_a_curve_for_each_of_its_losses(tmp_path: Path) -> None:
     with browsing(tmp_path) as browser:
         browser.open("/run/train-0?ranks=1")
         browser.until(
-            lambda: "At the end: Critic, mean of the ranks: 0.82, Critic, rank 1: 0.82, Generator, " in browser.chart(1)
+            lambda: "At the end: Critic, mean of the ranks: 0.82, Critic, rank 1: 0.82, Generator, " in browser.chart(LOSS)
         )
-        legend = "echarts.getInstanceByDom(document.querySelectorAll('.chart')[1]).getOption().series.map((one) => one.name)"
         names = ["Critic, mean of the ranks", "Critic, rank 1", "Generator, mean of the ranks", "Generator, rank 1"]
-        assert browser.run(f"return {legend}") == names
-        assert "Generator, rank 1: -4.19." in browser.chart(1)
+        drawn = series(browser, LOSS)
+        assert [line["name"] for line in drawn] == names
+        assert [line["lineStyle"]["width"] for line in drawn] == [2.5, 1, 2.5, 1]  # a mean is thick, a rank is thin
+        assert len({line["color"] for line in drawn[:2]}) == 1
+        assert len({line["color"] for line in drawn}) == 2
+        assert "Generator, rank 1: -4.19." in browser.chart(LOSS)
         browser.open("/compare?run=train-0&run=train-1")
         browser.until(
             lambda: "At the end: train-0, Critic: 0.82, train-0, Generator: -4.19, train-1, Critic" in browser.chart()
@@ -134,8 +165,8 @@ def test_each_view_of_a_run_that_finished_has_its_own_address(browser: Browser) 
 
 def test_a_chart_is_read_and_opened_by_keyboard(browser: Browser) -> None:
     browser.open("/run/bad-0")
-    browser.until(lambda: "Worst" in browser.chart())
-    browser.run("document.querySelector('.chart').focus()")
+    browser.until(lambda: "Worst" in browser.chart(HEAT))
+    browser.run("document.querySelectorAll('.chart')[1].focus()")
     for key in ("ArrowRight", "ArrowLeft", "ArrowDown"):
         browser.press(key)
     browser.shows("rank 1, batch 4: ", ".note")
@@ -165,39 +196,62 @@ def test_a_narrow_dark_window_shows_it_without_scrolling_sideways(browser: Brows
 
 def test_the_overview_has_the_curves_and_marks_the_culprit(browser: Browser) -> None:
     browser.open("/run/bad-0")
-    browser.until(lambda: "Loss by rank. At the end: mean of the ranks" in browser.chart(1))
-    browser.until(lambda: "Norm of the gradients by rank. At the end: mean of the ranks" in browser.chart(2))
-    browser.until(lambda: "Batches a second. At the end: median of the ranks" in browser.chart(3))
-    assert "▸ marks rank 1 (culprit)." in browser.text("section .how")
+    browser.until(lambda: "Loss. At the end: mean of the ranks" in browser.chart(LOSS))
+    browser.until(lambda: "Norm of the gradients. At the end: mean of the ranks" in browser.chart(NORM))
+    browser.until(lambda: "Batches a second. At the end: median of the ranks" in browser.chart(RATE))
+    assert browser.text(".how:not([hidden])") == ""  # how to read a chart stands behind its ?
+    browser.run("document.querySelectorAll('section:not([hidden]) .ask').forEach((ask) => ask.click())")
+    assert "▸ marks rank 1 (culprit)." in browser.text(".how:not([hidden])")
+    assert len(browser.text(".how:not([hidden])").splitlines()) == 4
     assert browser.text("tbody tr").split("\t")[:2] == ["1", "culprit"]
-    how = browser.run(
-        "const boxes = [...document.querySelectorAll('.chart')].filter((box) => !box.closest('[hidden]'));"
-        "return boxes.map((box) => box.previousElementSibling.className)"
-    )
-    assert how == ["faint how"] * len(how)  # each chart says how to read it
-    browser.run("document.querySelectorAll('.chart')[1].focus()")
+    assert re.search(r"\d ms", browser.text("td.time"))
+    browser.run("document.querySelectorAll('.chart')[0].focus()")
     browser.press("ArrowLeft")
-    browser.until(lambda: "mean of the ranks: " in browser.text(".note"))
+    browser.until(lambda: re.search(r"batch \d+, after \d+ s: mean of the ranks: ", browser.text(".note")))
     browser.type("input[name=ranks]", "2")
     browser.press("Enter")
-    browser.until(lambda: "rank 2: " in browser.chart(1) and "rank 0: " not in browser.chart(1))
+    browser.until(lambda: "rank 2: " in browser.chart(LOSS) and "rank 0: " not in browser.chart(LOSS))
+
+
+@pytest.mark.parametrize(("run", "is_open"), [("bad-0", True), ("good-0", False)])
+def test_the_loss_stands_before_the_heat_map_which_is_folded_while_all_is_as_usual(
+    browser: Browser, run: str, is_open: bool
+) -> None:
+    browser.open(f"/run/{run}")
+    assert browser.chart(LOSS).startswith("Loss. At the end")
+    browser.until(lambda: browser.run("return document.querySelector('.heat').open") is is_open)
+    if not is_open:
+        browser.shows("as usual on every rank", ".heat summary")
+        browser.click(".heat summary", "Change by rank and batch")
+    assert "by rank and batch" in browser.chart(HEAT)
+    loss, heat = (
+        browser.run(
+            "const chart = echarts.getInstanceByDom(document.querySelectorAll('.chart')[arguments[0]]);"
+            "return [0, 2].map((batch) => Math.round(chart.convertToPixel({ xAxisIndex: 0 }, batch)))",
+            chart,
+        )
+        for chart in (LOSS, HEAT)
+    )
+    assert loss == heat  # a batch is at one place in both
+    axis = "echarts.getInstanceByDom(document.querySelectorAll('.chart')[0]).getOption().xAxis[0]"
+    assert re.fullmatch(r"2\n\d+ s", browser.run(f"return {axis}.axisLabel.formatter(2)"))  # and has its time below it
 
 
 def test_the_cells_show_headroom_or_change_as_the_reader_chooses(browser: Browser) -> None:
     browser.open("/run/bad-0?ranks=2")
-    browser.until(lambda: "Change by rank and batch" in browser.text("section h2"))
+    browser.until(lambda: "Change by rank and batch" in browser.text(".heat h2"))
     browser.run("document.querySelector('select[name=measure]').value = 'headroom'")
     browser.run("document.querySelector('select[name=measure]').form.requestSubmit()")
-    browser.until(lambda: "Headroom by rank and batch" in browser.text("section h2"))
-    browser.until(lambda: "rank 2: " in browser.chart(1))  # the other form's choice stays
+    browser.until(lambda: "Headroom by rank and batch" in browser.text(".heat h2"))
+    browser.until(lambda: "rank 2: " in browser.chart(LOSS))  # the other form's choice stays
     browser.open("/run/bad-0/modules?measure=headroom")
     browser.until(lambda: "Headroom by module and batch" in browser.text("section h2"))
 
 
 def test_a_cell_opens_the_modules_of_its_rank_round_its_batch(browser: Browser) -> None:
     browser.open("/run/bad-0")
-    browser.until(lambda: "Worst" in browser.chart())
-    browser.click_chart(0.97, 0.4)  # the last batch of a rank
+    browser.until(lambda: "Worst" in browser.chart(HEAT))
+    browser.click_chart(0.95, 0.5, HEAT)  # the last batch of a rank
     browser.shows(", round batch ")
     assert "rank=" in browser.run("return location.search")
     browser.until(lambda: "Worst: module " in browser.chart())
@@ -205,8 +259,7 @@ def test_a_cell_opens_the_modules_of_its_rank_round_its_batch(browser: Browser) 
 
 def test_the_diff_opens_with_the_culprits_batch(browser: Browser) -> None:
     browser.open("/run/bad-0")
-    browser.shows("Its batch beside the last good one")
-    browser.run("[...document.querySelectorAll('main a')].find((a) => a.textContent.startsWith('Its batch')).click()")
+    browser.click("main a", "Its batch beside the last good one")
     browser.shows("rank 1, batch 5 of bad-0", ".facts")
     browser.shows("rank 1, batch 4 of bad-0", ".facts")
     fields = browser.run("return [...document.querySelectorAll('form input')].map((input) => input.value)")
@@ -222,7 +275,7 @@ def test_a_trip_in_the_first_batch_has_no_diff(tmp_path: Path) -> None:
     records.write(tmp_path / "train-1", records.tripped(1, bad), Entry(9.0, NO_RANK, Waited()))
     with browsing(tmp_path) as browser:
         browser.open("/run/train-1")
-        browser.shows("Its frames, and what led to it")
+        browser.shows("What led to it")
         assert "Its batch beside" not in browser.text()
         browser.open("/run/train-1/diff")
         browser.shows("there is nothing to compare batch 0 of rank 1 with")
@@ -295,15 +348,16 @@ def test_a_run_grows_while_the_page_is_open(site: Site) -> None:
         rank.ask("batches", 3)
     with browsing(site.runs) as browser:
         browser.open("/run/train-0")
-        browser.shows("3\nbatches", ".tiles")
+        browser.shows("batches 3", ".tiles")
         for rank in ranks:
             rank.ask("batches", 2)
-        browser.shows("5\nbatches", ".tiles")
+        browser.shows("batches 5", ".tiles")
         browser.shows("running", ".badge")
         ranks[1].tell("trip")
         browser.shows("First inf")
-        browser.until(lambda: "inf or nan" in browser.chart())
-        assert "rank 1 of 2" in browser.text(".panel")
+        browser.until(lambda: "inf or nan" in browser.chart(HEAT))
+        browser.click(".panel summary", "all that is known")
+        browser.shows("rank 1 of 2", ".panel")
 
 
 HOSTILE = "<script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">"
@@ -356,7 +410,10 @@ def test_the_close_up_is_on_the_page_and_in_the_file(tmp_path: Path) -> None:
     with browsing(tmp_path) as browser:
         for address in (None, (tmp_path / "run.html").as_uri()):
             browser.open("/run/train-1") if address is None else browser.driver.get(address)
-            browser.shows("aten.exp at model.py:87, in forward: e = torch.exp(scores)\nself (2, 3) float32", ".panel")
+            if address is None:
+                browser.click(".panel summary", "all that is known")
+            browser.shows("aten.exp at model.py:87, in forward: e = torch.exp(scores)", ".panel")
+            browser.shows("self (2, 3) float32", ".panel")
             browser.shows("recurred 3 of 3", ".panel")
             browser.shows("finite in float32: abs max 120,000; inf in float64", ".panel")
             browser.shows(f"rankwatch replay {run}", ".panel code")
@@ -391,7 +448,7 @@ def test_desynced_parameters_are_on_the_page_and_in_the_file(tmp_path: Path) -> 
         browser.open("/run/train-1/verdict")
         browser.shows(line, ".panel")
         browser.open("/run/equal-1")
-        browser.shows("equal at step 9 (all 146 parameters, 4 ranks), compared 10 times", ".facts")
+        browser.shows("Replicas were equal at step 9 (all 146 parameters, 4 ranks), compared 10 times.")
         assert not browser.complaints()
 
 
@@ -401,9 +458,10 @@ def test_a_single_file_contains_every_view(runs: Path, tmp_path: Path) -> None:
         browser.driver.get((tmp_path / "run.html").as_uri())
         browser.shows("First inf")
         browser.shows("← culprit")
-        assert "all ranks, rank 1: " in browser.chart(0)
-        assert "Worst: rank 1, batch 5: inf or nan." in browser.chart(1)
-        assert "Worst: module blocks" in browser.chart(2)
+        assert "Loss. At the end: " in browser.chart(0)
+        assert "all ranks, rank 1: " in browser.chart(1)
+        assert "Worst: rank 1, batch 5: inf or nan." in browser.chart(2)
+        assert "Worst: module blocks" in browser.chart(3)
         fetched = browser.run("return performance.getEntriesByType('resource').map((each) => each.name)")
         assert fetched == []
 
@@ -412,7 +470,7 @@ def test_a_thousand_ranks_and_ten_thousand_batches(tmp_path: Path) -> None:
     large_runs.generate(tmp_path / "large-0", 1024, 10_000, kept=range(9000, 10_000, 100))
     with browsing(tmp_path) as browser:
         browser.open("/run/large-0")
-        browser.until(lambda: "Worst: rank 336-343, batches 9984 to " in browser.chart())
+        browser.until(lambda: "Worst: rank 336-343, batches 9984 to " in browser.chart(HEAT))
         assert browser.run("return document.querySelectorAll('main tr').length") < 40
         browser.shows("1008 more ranks")
         browser.open("/run/large-0/modules")

@@ -174,12 +174,13 @@ class LossTurns:
             if found := [named.names[0] for named in hooks.modules if _has(named.module, parameters)]:
                 if hooks is self._hooks:
                     self._own.add(owner)
-                path = _common(found)
-                module = next((named.module for named in hooks.modules if path in named.names), hooks.root)
-                name = class_name(module)
-                is_told = not path or not type(module).__module__.startswith("torch.")
-                name = name if is_told else path
-                return self._unique(name, path or name)
+                path, modules = _common(found), {name: named.module for named in hooks.modules for name in named.names}
+                for one in _outwards(path):  # the class of the critic, not that of the layers in it
+                    module = modules.get(one, hooks.root)
+                    is_told = not path or not type(module).__module__.startswith("torch.")
+                    if is_told and (one == path or all(id(value) in parameters for value in module.parameters())):
+                        return self._unique(class_name(module), path or class_name(module))
+                return self._unique(path, path)
         return self._unique("another model", "another model")
 
     def _unique(self, name: str, other: str) -> str:
@@ -220,6 +221,12 @@ def _common(paths: list[str]) -> str:
     while all(len(one) > shared and one[shared] == parts[0][shared] for one in parts):
         shared += 1
     return ".".join(parts[0][:shared])
+
+
+def _outwards(path: str) -> list[str]:
+    """A module, and those that contain it, but for the root."""
+    parts = path.split(".")
+    return [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
 
 
 def _callers() -> Hashable:

@@ -12,6 +12,7 @@ from ..decide.core.journal import Opened
 from ..decide.core.ledger import Ledger
 from ..decide.core.options import Options
 from ..decide.core.report import Report
+from ..decide.core.run import Run
 from .course import find_course
 from .handed import find_handed
 from .origin import find_origin
@@ -32,13 +33,18 @@ class Snapshot(NamedTuple):
     is_over: bool
 
 
-def take(record: RunRecord, *, course_so_far: bool = False) -> Snapshot:
-    """The run in this record. ``course_so_far``: how it went so far, too. Raises StoreError when the record makes no sense."""
+def restored(record: RunRecord) -> Run:
+    """The run, as its facts make it. Raises StoreError when the record makes no sense."""
     entries = record.entries()
     with explained(record.path):
         now = entries[-1].now if entries else 0.0
         awaits_command = any(isinstance(entry.fact, Opened) and entry.fact.awaits_command for entry in entries[:1])
-        run = Ledger(Options(expects_job_end=awaits_command)).restore(record.run, entries, record.progress(), now)
+        return Ledger(Options(expects_job_end=awaits_command)).restore(record.run, entries, record.progress(), now)
+
+
+def take(record: RunRecord, *, course_so_far: bool = False) -> Snapshot:
+    """The run in this record. ``course_so_far``: how it went so far, too. Raises StoreError when the record makes no sense."""
+    run = restored(record)
     report = replace(run.report(), folder=printable(str(record.path.parent.absolute())))
     has_answer = report.verdict is not None or run.over or course_so_far
     return Snapshot(searched(report, record) if has_answer else report, run.over)

@@ -1,4 +1,4 @@
-"""The status line that ``rankwatch run`` shows on a terminal: where the ranks are, and what changed most."""
+"""The status line that ``rankwatch run`` shows on a terminal: where the ranks are, the loss, and what is nearest to overflow."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from rankwatch.shared.types.frame import NO_LOSS
+
 from ..decide.core.effects import Show
 from ..decide.core.report import RankState
 from ..record.follow import HeadroomReader, newest_digests
@@ -15,7 +17,7 @@ from ..record.numbers.headroom import Headroom, pace_of
 from ..record.reader import RunRecord
 from ..record.schema import FILE, StoreError
 from ..views.top.table import shorten
-from ..views.top.tables import describe_most_urgent, describe_nearness, describe_pace, describe_reading
+from ..views.top.tables import describe_most_urgent, describe_nearness, describe_pace, describe_reading, is_urgent
 from .printer import size_of
 
 log = logging.getLogger(__name__)
@@ -89,7 +91,7 @@ class Status:
 
 
 def describe(shown: Show, pace: float | None, nearest: Headroom | None, width: int) -> str:
-    """``rankwatch: train-0  4/4 ranks running  batch 1234  8.2 batches/s  nearest to overflow blocks.3.ffn output x12``.
+    """``rankwatch: train-0  4/4 ranks running  batch 12  8.2 batches/s  loss 2.31  nearest to overflow blocks.3.ffn output x12``.
 
     Abbreviated where that is longer than ``width`` columns.
     """
@@ -110,7 +112,11 @@ def describe(shown: Show, pace: float | None, nearest: Headroom | None, width: i
     long += [f"batch {batch}"] if batch >= 0 else []
     long += [progress] if progress else []
     short = [part.replace(" ranks running", " ranks").replace(" batches/s", "/s") for part in long]
-    if nearest is not None:
+    loss = shown.standing.loss
+    if loss != NO_LOSS:
+        long.append(f"loss {loss:.3g}")
+        short.append(long[-1])
+    if nearest is not None and (nearest.is_narrow or is_urgent(nearest) or loss == NO_LOSS):
         name = f"{describe_reading(nearest)} {nearest.label}"
         long.append(describe_most_urgent(nearest))
         what = "headroom" if nearest.is_narrow else "change"

@@ -28,6 +28,15 @@ class Discriminator(nn.Sequential):
     pass
 
 
+class Painter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+
+    def forward(self, noise: Tensor) -> Tensor:
+        return self.net(noise)  # type: ignore[no-any-return]
+
+
 class Actor(nn.Linear):
     pass
 
@@ -75,13 +84,20 @@ Training = Iterator[Any]
 A, B = ("Discriminator", "loss"), ("Generator", "loss of Generator")
 
 
-def a_gan() -> Training:
-    yield (gan := Gan())
+def a_gan(gan: Gan | None = None) -> Training:
+    yield (gan := gan or Gan())
     while True:
         fake = gan.fake()
         learn(gan.told_apart(fake), gan.theirs)
         learn(gan.believed(fake), gan.ours)
         yield
+
+
+def a_gan_whose_generator_has_a_net() -> Training:
+    gan = Gan()
+    gan.generator = Painter()  # type: ignore[assignment]
+    gan.ours = Adam(gan.generator.parameters(), lr=1e-3)
+    return a_gan(gan)
 
 
 def a_gan_with_a_backward_for_each_half() -> Training:
@@ -183,6 +199,7 @@ def closures() -> Training:
     ("training", "expected"),
     [
         (a_gan, [A, B]),
+        (a_gan_whose_generator_has_a_net, [A, ("Painter", "loss of Painter")]),
         (a_gan_with_a_backward_for_each_half, [A, A, B]),
         (a_gan_in_a_loop, [A, B]),
         (a_critic_that_steps_often, [A, A, A, B]),

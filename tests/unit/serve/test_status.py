@@ -58,6 +58,11 @@ def test_the_words_of_the_line(nearest: Headroom) -> None:
     assert describe(run, 8.2, wide._replace(change=None), WIDE).endswith(
         "changed most decoder.layers.11.feed_forward output"
     )
+    lossy = shown(standing(0), standing(1, 8), loss=2.3123)
+    assert describe(lossy, 8.2, wide, WIDE) == f"{full}  loss 2.31"
+    module = "decoder.layers.11.feed_forward output"
+    assert describe(lossy, 8.2, wide._replace(change=6.2), WIDE) == f"{full}  loss 2.31  changed most {module} +6.2"
+    assert describe(lossy, 8.2, nearest, WIDE) == f"{full}  loss 2.31  nearest to overflow {module} x248"
     waiting = shown(standing(0), standing(1, 8), waiting="waiting for rank 1 to pass frame 7 of batch 8")
     assert "  waiting for rank 1 to pass frame 7 of batch 8  " in describe(waiting, None, None, WIDE)
     desynced = shown(standing(0), standing(1, 8), desynced=3)

@@ -6,6 +6,8 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from rankwatch.shared.types.frame import NO_NORM
+
 from .layout import Array
 from .losses import RunLosses
 
@@ -19,13 +21,14 @@ Means: TypeAlias = tuple[tuple[int, float], ...]
 class Recent(NamedTuple):
     """The last batches in order. ``losses``: (batch, mean over the ranks that have one; nan if none of them is finite).
 
-    ``ends``: (batch, when its forward ended on one rank, by that rank's clock). ``in_turns``: where several losses take turns,
-    each by its name, and ``losses`` is the first of them.
+    ``norms``: of the gradients in the step before the batch, likewise. ``ends``: (batch, when its forward ended on one rank, by
+    that rank's clock). ``in_turns``: where several losses take turns, each by its name, and ``losses`` is the first of them.
     """
 
     losses: Means = ()
     ends: tuple[tuple[int, float], ...] = ()
     in_turns: tuple[tuple[str, Means], ...] = ()
+    norms: Means = ()
 
 
 class RecentReader:
@@ -35,25 +38,26 @@ class RecentReader:
         self.losses = RunLosses()
         self._means: dict[str, dict[int, tuple[int, float]]] = {}
         """Of each loss by batch, of how many ranks, and their mean."""
+        self._norms: dict[int, tuple[int, float]] = {}
         self._rank = -1
         self._ends: dict[int, float] = {}
 
     def take(self, digests: Array) -> Recent:
         if len(digests):
             for which, own in self.losses.split(digests):
-                self._take_losses(own, self._means.setdefault(which, {}))
+                self._take_means(own, own["loss"], self._means.setdefault(which, {}))
+            normed = digests[digests["norm"] != np.float32(NO_NORM)]
+            self._take_means(normed, normed["norm"], self._norms)
             self._take_ends(digests)
-        means = [
-            (self.losses.name(which), tuple((batch, mean) for batch, (_, mean) in sorted(of.items())))
-            for which, of in sorted(self._means.items())
-        ]
-        return Recent(means[0][1] if means else (), tuple(sorted(self._ends.items())), tuple(means[1:] and means))
+        means = [(self.losses.name(which), _in_order(of)) for which, of in sorted(self._means.items())]
+        losses = means[0][1] if means else ()
+        return Recent(losses, tuple(sorted(self._ends.items())), tuple(means[1:] and means), _in_order(self._norms))
 
-    def _take_losses(self, digests: Array, known: dict[int, tuple[int, float]]) -> None:
+    def _take_means(self, digests: Array, numbers: Array, known: dict[int, tuple[int, float]]) -> None:
         batches, places = np.unique(digests["batch"], return_inverse=True)
-        is_finite = np.isfinite(digests["loss"])
+        is_finite = np.isfinite(numbers)
         ranks, finite = np.bincount(places), np.bincount(places, is_finite)
-        sums = np.bincount(places, np.where(is_finite, digests["loss"], 0.0))
+        sums = np.bincount(places, np.where(is_finite, numbers, 0.0))
         with np.errstate(invalid="ignore"):
             means = sums / np.where(finite > 0, finite, np.nan)
         for batch, of, mean in zip(batches.tolist(), ranks.tolist(), means.tolist(), strict=True):
@@ -70,6 +74,10 @@ class RecentReader:
         for batch, ended in zip(batches.tolist(), own["ended"][first].tolist(), strict=True):
             self._ends.setdefault(batch, ended)
         _trim(self._ends)
+
+
+def _in_order(known: dict[int, tuple[int, float]]) -> Means:
+    return tuple((batch, mean) for batch, (_, mean) in sorted(known.items()))
 
 
 def _trim(by_batch: dict[int, tuple[int, float]] | dict[int, float]) -> None:

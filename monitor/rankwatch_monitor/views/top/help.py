@@ -15,6 +15,7 @@ CURVES = (
     ("loss", "the mean over the ranks that have one, batch by batch, from its least to its largest, by its logarithm if that is "
      "more than 10 times its least; the newest is at the right; ! is an inf or nan. Losses that take "
      "turns have the class that they train"),
+    ("gradient norm", "of all gradients in the step before each batch, before they were clipped; drawn as the loss"),
     ("batches/s", "how many batches are trained in a second, from 0 to the most; a low bar: they took long"),
 )  # fmt: skip
 

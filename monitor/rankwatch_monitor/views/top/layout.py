@@ -18,14 +18,15 @@ from ...decide.next import how_it_went
 from ...decide.replicas.desync_text import desync_lines
 from ...record.follow import View
 from ...record.numbers.headroom import Headroom, batches_of
+from ...record.numbers.recent import Recent
 from .. import collectives, stalls
 from ..text import noticed, render_head
 from .focus import Focus, Name, window
 from .help import explained
 from .ranks import Node, RankLine, describe_states, is_live, nodes_of, ranks_of, short_names
-from .sparks import curves
+from .sparks import LEAST_ROWS, charts, curves
 from .table import Line, TableRow, TextTable, shorten
-from .tables import batch_table, describe_pace, describe_time, module_table, node_table, rank_table
+from .tables import batch_table, describe_pace, describe_time, is_urgent, module_table, node_table, rank_table
 
 MAX_MODULES, MIN_MODULES = 20, 4
 MAX_NOTICES = 4
@@ -45,6 +46,9 @@ STALE_AFTER = 5.0
 
 ROOM_FOR_CURVES = 14
 """Rows of a terminal that shows the curves, too."""
+
+ROOM_FOR_CHARTS = 2 + LEAST_ROWS
+"""Rows that modules and notices leave to the charts of the loss and the norm, with their names and the line above them."""
 
 KEYS_GAP = " " * 3
 """Between two keys in the last line."""
@@ -100,7 +104,7 @@ def lay_out(scene: Scene, focus: Focus, size: Size, *, keys: bool) -> list[Block
     """The blocks to show, which fit the size. ``keys``: with a cursor, and a last line that explains the keys."""
     if focus.help is not None:
         return _help(scene, focus, size)
-    head: list[Block] = [*_title(scene, focus, size), Line("")]
+    head: list[Block] = [*_title(scene, focus), *_curve(scene, size, scene.view.recent), Line("")]
     foot: list[Block] = [Line(_keys(scene, focus, size.width), "dim")] if keys else []
     room = size.height - len(head) - len(foot)
     complaint = scene.complaint(focus)
@@ -112,6 +116,9 @@ def lay_out(scene: Scene, focus: Focus, size: Size, *, keys: bool) -> list[Block
         body = _decided(scene, focus, Size(size.width, room), keys=keys)
     else:
         body = _going_on(scene, focus, Size(size.width, room), keys=keys)
+        if drawn := charts(scene.view.recent, size.width, room - sum(map(height, body)) - 1):
+            head = [*_title(scene, focus), *_curve(scene, size, Recent(ends=scene.view.recent.ends)), Line("")]
+            body += [Line(""), Line(drawn[0]), *[Line(line, "cyan") for line in drawn[1:]]]
     body = _clipped(body, room)
     body += [Line("")] * (room - sum(map(height, body))) if keys else []
     return [_fitted(block, size.width) for block in (*head, *body, *foot)]
@@ -171,7 +178,15 @@ def _help_lines(scene: Scene, focus: Focus, size: Size) -> list[Line]:
     return explained([ranks, module_table(view.headroom, by_growth=focus.by_growth)], size.width)
 
 
-def _title(scene: Scene, focus: Focus, size: Size) -> list[Line]:
+def _curve(scene: Scene, size: Size, recent: Recent) -> list[Line]:
+    """The loss and the pace in a line, while there is room and it is not known how the run ends."""
+    if size.height < ROOM_FOR_CURVES or scene.view.is_decided:
+        return []
+    shown = curves(recent, size.width, is_stalled=scene.view.report.stall is not None)
+    return [Line(shown, "cyan")] if shown else []
+
+
+def _title(scene: Scene, focus: Focus) -> list[Line]:
     report = scene.view.report
     ranks, nodes = len(scene.ranks), len(scene.nodes)
     name = f"{report.run}: job {report.job}, restart {report.restart}, {ranks} rank{'s' * (ranks != 1)} on "
@@ -189,11 +204,7 @@ def _title(scene: Scene, focus: Focus, size: Size) -> list[Line]:
     lines += [] if scene.view.is_decided else [Line(describe_gap(gap, ranks), "yellow") for gap in report.gaps[:1]]
     states = describe_states(rank.state for rank in scene.ranks) + _equality(report)
     node = next((node for node in scene.nodes if node.host == scene.host(focus)), None) if nodes > 1 else None
-    lines.append(Line(f"{node.counts} on {node.host}; in all {states}" if node and focus.rank is None else states))
-    if size.height < ROOM_FOR_CURVES or scene.view.is_decided:
-        return lines
-    shown = curves(scene.view.recent, size.width, is_stalled=report.stall is not None)
-    return [*lines, Line(shown, "cyan")] if shown else lines
+    return [*lines, Line(f"{node.counts} on {node.host}; in all {states}" if node and focus.rank is None else states)]
 
 
 def _equality(report: Report) -> str:
@@ -215,13 +226,14 @@ def _going_on(scene: Scene, focus: Focus, size: Size, *, keys: bool) -> list[Blo
     least = 2 + min(MIN_MODULES, len(found)) if found else 0
     rows = max(1, min(len(names), size.height - 1 - least - room))
     left = size.height - 1 - rows
-    modules = min(MAX_MODULES, len(found), left - room - 2) if found else 0
+    charted = ROOM_FOR_CHARTS if scene.view.recent.losses else 0  # the loss says more than the last of many modules
+    modules = min(MAX_MODULES, len(found), max(left - room - 2 - charted, min(MIN_MODULES, left - room - 2))) if found else 0
     blocks.append(_crowd(scene, focus, rows, keys=keys))
     if modules > 0:
         blocks += [Line(""), module_table(found[:modules], by_growth=focus.by_growth)]
         left -= 2 + modules
     if notices and left > 1:
-        blocks += [Line(""), *_cut(notices, left - 1)]
+        blocks += [Line(""), *_cut(notices, max(room - 1, left - 1 - charted))]
     return blocks
 
 
@@ -303,7 +315,10 @@ def _with_cursor(table: TextTable, index: int) -> TextTable:
 
 
 def _modules(view: View, focus: Focus) -> Sequence[Headroom]:
-    return sorted(view.headroom, key=lambda one: -(one.growth or 0.0)) if focus.by_growth else view.headroom
+    """Those to look at: where the dtype ends too far away, only what has changed much, unless growth is asked for."""
+    if focus.by_growth:
+        return sorted(view.headroom, key=lambda one: -(one.growth or 0.0))
+    return [one for one in view.headroom if one.is_narrow or is_urgent(one) or not view.recent.losses]
 
 
 def _notices(view: View, width: int) -> list[Line]:

@@ -16,7 +16,8 @@ from .. import stalls
 from ..text import NoticeKey, noticed, render
 from .layout import Scene, describe_run, describe_silence
 from .ranks import describe_states
-from .tables import describe_most_urgent
+from .sparks import losses_of
+from .tables import describe_most_urgent, is_urgent
 
 LOOK = 1.0
 """Seconds between reads of the record. Lines with the state come less often."""
@@ -89,8 +90,10 @@ class Changes:
 def describe(scene: Scene) -> str:
     """The state of a run, in one line."""
     parts = [f"{scene.view.report.run}: {describe_run(scene)}", describe_states(rank.state for rank in scene.ranks)]
-    if scene.view.headroom:
-        nearest = scene.view.headroom[0]
+    losses = [f"{name} {means[-1][1]:.3g}" for name, means in losses_of(scene.view.recent) if means]
+    nearest = scene.view.headroom[0] if scene.view.headroom else None
+    parts += [", ".join(losses)] if losses else []
+    if nearest is not None and (nearest.is_narrow or is_urgent(nearest) or not losses):
         growth = f", x{nearest.growth:.3f} a batch" if nearest.growth is not None and nearest.growth > 1.0005 else ""
         parts.append(f"{describe_most_urgent(nearest)}{growth}")
     return "; ".join([*parts, describe_silence(scene)]).removesuffix("; ")

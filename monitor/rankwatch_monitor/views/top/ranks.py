@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from rankwatch.shared.types.frame import NO_LOSS
+
 from ...decide.core.report import RankRow, RankState
 from ...decide.core.standing import RankStanding
 from ...decide.stalls.stall import PHASE_ORDER
@@ -54,6 +56,7 @@ class RankLine(NamedTuple):
     place: int
     role: str
     is_cause: bool
+    loss: float | None = None
 
     @property
     def order(self) -> tuple[int, int, int, int]:
@@ -84,6 +87,8 @@ def ranks_of(view: View) -> list[RankLine]:
         row.rank: max(row.last_batch, standings.get(row.rank, -1), view.batches.get(row.rank, -1))
         for row in view.report.ranks
     }
+    known = view.digests[view.digests["loss"] != NO_LOSS]
+    losses = dict(zip(known["rank"].tolist(), known["loss"].tolist(), strict=True))  # the last one of each
     furthest = max(batches.values(), default=-1)
     states = _states(view)
     blamed = [role for role in roles.in_order(view.report) if role.text] if view.is_decided else []
@@ -91,7 +96,7 @@ def ranks_of(view: View) -> list[RankLine]:
     found = [
         RankLine(
             row, view.standings.get(row.rank), states[row.rank], batches[row.rank], furthest - batches[row.rank],
-            *places.get(row.rank, (len(places), "", False)),
+            *places.get(row.rank, (len(places), "", False)), losses.get(row.rank),
         )
         for row in view.report.ranks
     ]  # fmt: skip

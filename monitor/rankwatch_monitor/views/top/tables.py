@@ -42,6 +42,7 @@ def rank_table(ranks: Sequence[RankLine]) -> TextTable:
         Column("state", 8, 8, right=False, means="how it is"),
         Column("batch", 8, 10, means="the batch that it is in, or was in last"),
         Column("lag", 5, 8, means="how many batches that is behind the furthest rank"),
+        Column("loss", 6, 9, means="its last loss"),
         Column(
             "frame", 6, 7, means="how many modules it has called in this batch; eval 2: it is in its second evaluation since"
         ),
@@ -52,6 +53,10 @@ def rank_table(ranks: Sequence[RankLine]) -> TextTable:
         Column("drops", 5, 7, means="its batches that were lost to the record: the collector was out of reach for too long"),
     )
     rows = [_rank_row(rank) for rank in ranks]
+    if rows:  # without those of which all cells are empty: the others need the room
+        kept = [at for at in range(len(columns)) if any(row.cells[at] for row in rows)]
+        columns = tuple(columns[at] for at in kept)
+        rows = [row._replace(cells=tuple(row.cells[at] for at in kept)) for row in rows]
     if any(rank.role for rank in ranks):
         role = Column("role", 7, 30, right=False, means="what it has to do with how the run ended; the culprit comes first")
         columns = columns[0], role, *columns[1:]
@@ -155,7 +160,7 @@ def _node_row(node: Node, name: str) -> TableRow:
 
 
 def _rank_row(rank: RankLine) -> TableRow:
-    cells = str(rank.row.rank), rank.state, _batch(rank), str(rank.lag)
+    cells = str(rank.row.rank), rank.state, _batch(rank), str(rank.lag), "" if rank.loss is None else f"{rank.loss:.3g}"
     standing = rank.standing
     if standing is None:
         return TableRow((*cells, *[""] * 6), _style(rank))
@@ -170,7 +175,7 @@ def _rank_row(rank: RankLine) -> TableRow:
 def _module_row(one: Headroom) -> TableRow:
     growth = f"x{one.growth:.3f}" if one.growth is not None and one.growth < 1000 else ""
     high = f"{one.high:.2e}" if one.high >= 0 else ""
-    style = "red" if one.times <= 0 else "yellow" if _is_urgent(one) else ""
+    style = "red" if one.times <= 0 else "yellow" if is_urgent(one) else ""
     cells = describe_reading(one), one.label, high, one.dtype, describe_nearness(one, one.state), growth, str(one.rank)
     return TableRow(cells, style)
 
@@ -179,10 +184,11 @@ def _batch_row(one: RankBatch) -> TableRow:
     where = f"{one.module or '(root)'} {one.label}"
     took = f"{one.seconds * 1000:.0f} ms" if one.seconds < 0.9995 else describe_time(one.seconds)
     cells = where, describe_nearness(one), str(one.bad or ""), str(one.batch), str(one.step), took
-    return TableRow(cells, "red" if one.bad else "yellow" if _is_urgent(one) else "")
+    return TableRow(cells, "red" if one.bad else "yellow" if is_urgent(one) else "")
 
 
-def _is_urgent(one: Headroom | RankBatch) -> bool:
+def is_urgent(one: Headroom | RankBatch) -> bool:
+    """Whether a reading is to be looked at, even where the headroom says nothing."""
     return one.times < NEAR if one.dtype in NARROW_DTYPES else (one.change or 0.0) > STRANGE
 
 

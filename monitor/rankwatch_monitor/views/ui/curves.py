@@ -111,6 +111,19 @@ class Curves:
         numbers = {name: number.lines() for name, number in self._numbers.items()}
         return {"loss": self._losses(), **numbers, "rate": self._rates()}
 
+    def clock(self) -> list[tuple[int, float]]:
+        """Batches, and the seconds from the first one to each: by one clock, the one that saw the most of them."""
+        batches = self._clocks["batch"]
+        of = int(np.isfinite(batches).sum(axis=1).argmax())
+        batches, times = batches[of], self._clocks["time"][of]
+        used = np.isfinite(batches)
+        if not used.any():
+            return []
+        begin = times[used][0]
+        found = [*zip(batches[used], times[used], strict=True)]
+        found.append((self._clocks["last_batch"][of].max(), self._clocks["last_time"][of].max()))
+        return [(int(batch), short(time - begin)) for batch, time in found]
+
     def _losses(self) -> list[Curve]:
         by_name = {self.losses.name(which): self._of_losses[which].lines() for which in sorted(self._of_losses)}
         if len(by_name) < 2:

@@ -96,10 +96,11 @@ class Pages:
         if (known := self._rows.get(folder.name)) is not None and known[0] == version:
             return known[1]
         row = read_row(folder)
-        shown = {**runs.to_dict(row), "began": row.began, "ended": row.ended, "rate": None}
-        if not shown["stalled"]:
-            with RunRecord(folder / FILE) as record:
-                shown["rate"] = pace_over_all(record, row.world_size)
+        shown = {**runs.to_dict(row), "began": row.began, "ended": row.ended}
+        with RunRecord(folder / FILE) as record:
+            shown["rate"] = None if shown["stalled"] else pace_over_all(record, row.world_size)
+            shown["losses"] = sources.sparks(record)
+            shown["cause"] = sources.cause_of(record) if row.is_over else ""
         if row.is_over or not row.is_alive:
             self._rows[folder.name] = version, shown
         return shown
@@ -154,7 +155,8 @@ class RunPages:
         return version_of(self._folder)
 
     def overview(self, record: RunRecord, measure: str = "") -> dict[str, Any]:
-        """The report, where the ranks are, the grid of ``ranks``, and whether ``diff`` has two sides of itself."""
+        """The report, where the ranks are and what their batches ``spent`` (between, forward, backward, step), the grid of
+        ``ranks``, and whether ``diff`` has two sides of itself."""
         standings = record.standings()
         report, is_over = self._replay(record)
         verdict = report.verdict
@@ -167,6 +169,7 @@ class RunPages:
             "silent_collector": not is_over and _are_stale(standings),
             "standing": None if is_over or standings.run is None else standings.run._asdict(),
             "standings": [] if is_over else [standing._asdict() for standing in standings.ranks],
+            "spent": {one.rank: [*one.spent[1:]] for one in standings.ranks if one.spent.batches},
             "path": path.path_to(frames),
             "has_diff": verdict is not None and diff.is_possible(record, report),
             "order": [[one.row.rank, one.text, one.is_cause] for one in roles.in_order(report)],
@@ -200,8 +203,8 @@ class RunPages:
             return self._ranks.grid()
 
     def curves(self, record: RunRecord, ranks: Sequence[int] = ()) -> dict[str, Any]:
-        """The lines of ``Curves.lines``, and of the largest ``gradient`` where gradients are on record; and the batches whose
-        steps were left out, as ``skipped``.
+        """The lines of ``Curves.lines``, and of the largest ``gradient`` where gradients are on record; the batches whose
+        steps were left out, as ``skipped``; and the time by batch, as ``clock``.
 
         Args:
             ranks: those with a line of their own; by default those that have to do with how the run ended.
@@ -216,10 +219,10 @@ class RunPages:
             for digests in new.take(record):
                 made.losses.look(digests, record.table)
                 made.add(digests)
-            lines = made.lines()
+            lines, clock = made.lines(), made.clock()
         lines["gradient"] = sources.gradients(record)
         marked = [[one.batch, one.brief] for one in report.skipped]
-        return {**{name: [line._asdict() for line in of] for name, of in lines.items()}, "skipped": marked}
+        return {**{name: [line._asdict() for line in of] for name, of in lines.items()}, "skipped": marked, "clock": clock}
 
     def around(self, record: RunRecord, ranks: RankRange, batches: BatchRange, measure: str = "") -> dict[str, Any]:
         """The modules of a rank round these batches: of several ranks, of the worst one there.

@@ -1,4 +1,4 @@
-"""What charts are made of, read from a record in blocks."""
+"""What charts are made of, read from a record in blocks; and what a list shows of a run beside its row."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ import numpy as np
 from rankwatch.shared.types.frame import FrameTable, Kind, State
 from rankwatch.shared.types.notice import ZEROS
 
+from ...decide.core.report import End
+from ...record import replay
 from ...record.numbers.digest import Columns
 from ...record.numbers.layout import Array
+from ...record.numbers.losses import RunLosses
 from ...record.numbers.rows import BatchRange, Series
 from ...record.reader import RunRecord
 from ..jsonable import plain
 from . import grids
-from .by_rank import Curve
+from .by_rank import Curve, short
 from .curves import BINS
 from .grids import BAD
 
@@ -28,6 +31,10 @@ MOST_ENVELOPES = 2000
 
 OF_GRID = "rank", "batch", "headroom", "bad"
 """The columns of a digest that the grid of ranks needs."""
+
+
+SPARK, SPARK_SEGMENTS = 48, 16
+"""Points of the small curve of a loss in a list of runs, and the segments of digests that are read for it, at most."""
 
 
 class NewDigests:
@@ -88,6 +95,33 @@ def gradients(record: RunRecord) -> list[Curve]:
         points = [[one.batch, plain(one.abs_max), None] for one in thin]
         return [Curve(name, None, points)] if points else []
     return []
+
+
+def sparks(record: RunRecord) -> list[list[tuple[int, float | None]]]:
+    """Of each loss, its mean over the ranks in each of SPARK parts of the run; None: an inf or nan."""
+    found = [digests for _, digests in record.some_segments(("batch", "loss", "table"), SPARK_SEGMENTS)]
+    if not found:
+        return []
+    digests, losses = np.concatenate(found), RunLosses()
+    losses.look(digests, record.table)
+    first, last = int(digests["batch"].min()), int(digests["batch"].max())
+    return [_spark((own["batch"] - first) * SPARK // (last - first + 1), own["loss"]) for _, own in losses.split(digests)]
+
+
+def _spark(places: Array, numbers: Array) -> list[tuple[int, float | None]]:
+    is_fine = np.isfinite(numbers)
+    count, fine = np.bincount(places), np.bincount(places, is_fine)
+    sums = np.bincount(places, np.where(is_fine, numbers, 0.0).astype(np.float64))
+    return [(at, short(sums[at] / count[at]) if fine[at] == count[at] else None) for at in np.flatnonzero(count).tolist()]
+
+
+def cause_of(record: RunRecord) -> str:
+    """Why a run ended, in a word: the verdict's cause, or what else ended it. Empty where its outcome says as much."""
+    report = replay.restored(record).report()
+    if report.verdict is not None:
+        return report.verdict.cause.value
+    says_more = report.end is not End.UNKNOWN and not report.outcome.value.startswith(report.end.value)
+    return report.end.value if says_more else ""
 
 
 def _rows_of_kinds(table: FrameTable, kinds: set[Kind]) -> list[int]:

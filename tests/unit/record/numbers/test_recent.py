@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 import makers
-from rankwatch.shared.types.frame import NO_LOSS
+from rankwatch.shared.types.frame import NO_LOSS, NO_NORM
 from rankwatch_monitor.record.numbers.layout import DIGEST, Array
 from rankwatch_monitor.record.numbers.recent import MOST_BATCHES, RecentReader
 
@@ -39,6 +39,15 @@ def test_a_later_look_adds_what_is_new_and_forgets_nothing() -> None:
     recent = reader.take(digests((1, 6, 1.0, 100.0), (1, 7, 1.0, 101.0)))  # rank 0 is lost: another clock
     assert recent.ends == ((6, 100.0), (7, 101.0))
     assert [batch for batch, _ in recent.losses] == [4, 5, 6, 7]
+
+
+def test_the_norm_of_a_batch_is_the_mean_of_the_ranks_that_know_it() -> None:
+    found = digests((0, 1, 1.0, 0.0), (1, 1, 1.0, 0.0), (2, 1, 1.0, 0.0), (0, 2, 1.0, 1.0))
+    found["norm"] = [2.0, 4.0, NO_NORM, math.inf]
+    recent = RecentReader().take(found)
+    assert recent.norms[0] == (1, 3.0)
+    assert math.isnan(recent.norms[1][1])
+    assert len(recent.losses) == 2
 
 
 def test_only_the_last_batches_are_kept() -> None:

@@ -7,12 +7,14 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import crowds
 import left_out
 import makers
 from rankwatch.shared.printable import paragraph, printable
+from rankwatch.shared.types.frame import NO_LOSS
 from rankwatch_monitor.decide.core.report import RankStack, RankState, Stall
 from rankwatch_monitor.decide.replicas.desync import Compared, Desync, DesyncPattern
 from rankwatch_monitor.record.follow import Follower, View
@@ -231,7 +233,7 @@ def test_a_verdict_gets_the_rows_that_it_needs(tmp_path: Path) -> None:
 def test_the_culprit_comes_first_with_its_role(tmp_path: Path) -> None:
     view = Follower(crowds.write(tmp_path, 8, 4, trouble=False, verdict=True)).look()
     head, first, second, *_ = shown(view, Focus(crowds.host(7))).splitlines()[-7:]
-    assert re.match(r"  rank 1\.\.\. role +state ", head)
+    assert re.match(r"  rank 1-5/8 +role +state ", head)
     assert re.match(r"> 7 +culprit +running ", first)
     assert re.match(r"  0 +running ", second)
     assert "running, culprit: batch 4" in shown(view, Focus(rank=7))
@@ -333,6 +335,39 @@ def test_help_is_scrolled_to_its_end_and_no_further(view: View, size: Size) -> N
     assert after(focus, "up") == after(after(focus, "page-down", 9), "up")  # it does not run past its end
     assert after(focus, "help") == after(focus, "back") == Focus(chosen=NODE)
     assert after(focus, "growth") == after(focus, "enter") == focus
+
+
+def test_free_rows_have_the_loss_and_the_norm_of_the_gradients(tmp_path: Path) -> None:
+    few = Follower(crowds.write(tmp_path, 4, 20, trouble=False)).look()
+    falls = tuple((batch, 1 / (batch + 1)) for batch in range(200))
+    ends = tuple((batch, batch / 4) for batch in range(200))
+    norms = tuple((batch, 2.0 if batch < 100 else 1.0) for batch in range(200))
+    wide = [one._replace(dtype="bfloat16", change=0.3) for one in few.headroom]
+    trained = replace(few, headroom=wide, recent=Recent(falls, ends, norms=norms), report=replace(few.report, notices=()))
+    lines = shown(trained).splitlines()
+    assert not any("changed most" in line for line in lines)  # nothing has: the loss stands in its place
+    assert lines[3].startswith("batches/s 4 ")
+    (begin,) = [at for at, line in enumerate(lines) if line.startswith("loss 0.005 (0.005 to 1)")]
+    assert re.search(r"   gradient norm 1 \(1 to 2\)$", lines[begin])
+    bars = [line for line in lines[begin + 1 :] if re.search("[▁-█]", line)]
+    assert [line[0] for line in bars] == ["█"] * len(bars)  # it began high
+    assert len(bars) >= 4
+    assert [len(line.partition("   ")[0]) for line in bars] == sorted(len(line.partition("   ")[0]) for line in bars)
+    turns = ("Critic", falls), ("Actor", falls)
+    assert re.search(r"^Critic 0.005 .*   Actor 0.005 .*", shown(replace(trained, recent=Recent(falls, ends, turns))), re.M)
+    odd = replace(trained, headroom=[wide[0]._replace(change=6.2), *wide[1:]])
+    assert re.search(r"changed most.*\n\S+ +output .* \+6.2 ", shown(odd))
+    assert "fastest growing" in shown(trained, Focus(by_growth=True))
+    assert "loss 0.005" in shown(replace(trained, headroom=few.headroom))  # beside the modules, where these say something
+
+
+def test_a_rank_has_its_last_loss(view: View) -> None:
+    digests = view.digests.copy()
+    digests["loss"] = np.where(digests["rank"] == 100, np.float32(0.25), NO_LOSS)
+    lines = shown(replace(view, digests=digests), Focus(NODE)).splitlines()
+    assert re.search(r"lag +loss +frame", lines[5])
+    assert re.fullmatch(r"> 100 +still +19 +1 +0.25 +7 +backward.*", lines[6])
+    assert " loss " not in shown(view, Focus(NODE)).splitlines()[5]
 
 
 def test_the_curves_of_loss_and_pace_are_one_line(view: View) -> None:

@@ -64,6 +64,27 @@ def test_losses_that_take_turns_have_lines_of_their_own(tmp_path: Path) -> None:
     assert lines["Generator, rank 0"] == [[5, -4.05, None], [7, -4.07, None]]
 
 
+def test_the_time_of_a_batch_is_counted_from_the_first_one(tmp_path: Path) -> None:
+    parts = [records.part(0, *records.frames(batch), seq=batch + 1, ended=11.0 + 2 * batch) for batch in range(3)]
+    run = RunPages(records.write(tmp_path / "train-0", *parts))
+    with run.open() as record:
+        clock = run.curves(record)["clock"]
+    assert (clock[0], clock[-1]) == ((0, 0.0), (2, 4.0))
+
+
+def test_a_list_has_the_cause_and_the_losses_of_a_run(tmp_path: Path) -> None:
+    parts = [records.part(rank, *records.gan(batch), seq=batch + 1) for batch in range(8) for rank in (0, 1)]
+    bad = records.tripped(1, makers.frame(makers.reading("output", math.inf), at=(9, 0, 0)))
+    records.write(tmp_path / "bad-0", *parts, bad, Entry(9.0, NO_RANK, Waited()), Entry(9.5, NO_RANK, Closed()))
+    records.write(tmp_path / "train-0", *parts, Entry(9.0, NO_RANK, Closed()), job="train")
+    of = {row["run"]: row for row in Pages(tmp_path).list()}
+    assert (of["bad-0"]["cause"], of["train-0"]["cause"]) == ("overflow", "")
+    critic, generator = of["train-0"]["losses"]
+    assert [value for _, value in critic][-2:] == [0.96, 0.94]
+    assert [at for at, _ in generator] == sorted({at for at, _ in generator})
+    assert generator[-1] == (of_pages.sources.SPARK * 7 // 8, -4.07)
+
+
 def test_another_run_of_a_name_is_another_run(tmp_path: Path) -> None:
     """Its folder is removed while the page is looked at, and the job is started again."""
     pages = Pages(tmp_path)

@@ -59,7 +59,9 @@ function field(name, label, kind, more) {
 // What the cells of a grid hold: without a choice it goes by the dtypes.
 function measure() {
   const options = [["", "by its dtype"], ["headroom", "headroom"], ["change", "change"]];
-  return h("label", null, "cells show", h("select", { name: "measure" }, options.map(([value, text]) => h("option", { value, selected: value === (query.get("measure") || "") }, text))));
+  const select = h("select", { name: "measure" }, options.map(([value, text]) => h("option", { value, selected: value === (query.get("measure") || "") }, text)));
+  select.addEventListener("change", () => select.form.requestSubmit());
+  return h("label", null, "cells show", select);
 }
 
 function form(...fields) {
@@ -77,6 +79,13 @@ document.addEventListener("submit", (event) => {
   location.search = new URLSearchParams([...fields, ...others].filter(([, value]) => value !== "")).toString();
 });
 
+// From a verdict to what it rests on.
+function links({ report: { verdict }, has_diff }) {
+  if (!verdict) return [];
+  const modules = where(run, "modules", { ...(verdict.rank === null ? {} : { rank: verdict.rank, around: verdict.batch }) });
+  return [...(view === "verdict" ? [] : [Views.link(where(run, "verdict"), "What led to it")]), Views.link(modules, "Its modules, batch by batch"), ...(has_diff ? [Views.link(where(run, "diff"), "Its batch beside the last good one")] : [])];
+}
+
 const span = (grid, column) => ({ from: grid.first + column * grid.step, to: grid.first + (column + 1) * grid.step - 1 });
 
 const PAGES = {
@@ -86,33 +95,26 @@ const PAGES = {
 
   overview() {
     main.append(h("h1", null, run));
-    const [state, found] = [slot(), slot()];
-    const ranks = part("Headroom by rank and batch");
-    const draw = Charts.heatmap(ranks, "rank", (row, column, grid) => {
+    const [state, found, loss, heat, noticed, others, table] = Array.from({ length: 7 }, slot);
+    const curves = Runs.curves(loss, others);
+    const draw = Charts.folded(heat, "rank", query.has("measure"), (row, column, grid) => {
       const { from, to } = span(grid, column);
       location.assign(where(run, "modules", { rank: grid.rows[row], around: from === to ? from : `${from}-${to}`, ...chosen("measure") }));
-    });
-    ranks.append(h("form", { method: "get" }, measure(), h("button", null, "Show")));
-    const curves = Runs.curves();
-    const [noticed, table] = [slot(), slot()];
+    }, h("form", { method: "get" }, measure()));
     follow(api("overview", chosen("measure")), (body) => {
       const { report } = body;
-      const states = report.ranks.reduce((sum, row) => ({ ...sum, [row.state]: (sum[row.state] || 0) + 1 }), {});
-      state.replaceChildren(
-        h("p", null, Views.badge({ is_over: body.is_over, outcome: report.outcome, state: report.stall ? "stalled" : "", judged: Views.doubts(report) }), body.is_over && !report.verdict && !body.replicas.lines.some((line) => line.text === report.reason) ? ` ${Views.judgement(report)}` : "", body.silent_collector ? " The collector has been silent for more than three heartbeats." : ""),
-        Views.tiles([["ranks", report.run.world_size], ["batches", report.batches], ...Object.entries(states).map(([name, count]) => [name, count]), ["began", Views.brief(body.began)], ...(body.ended > body.began ? [["took", Views.length(body.ended - body.began)]] : [])]), h("p", null, Views.link(`/compare?${new URLSearchParams({ run })}`, "Compare it with another run over all batches")));
-      found.replaceChildren(...[Views.stall(report), Views.collectives(report), Views.verdict(report), Views.skipped(report), report.verdict && h("p", null, Views.link(where(run, "verdict"), "Its frames, and what led to it"), ...(body.has_diff ? [" · ", Views.link(where(run, "diff"), "Its batch beside the last good one")] : [])), Views.replicas(body.replicas)].filter(Boolean));
-      ranks.querySelector("h2").textContent = Charts.title(body.grid, "rank");
+      state.replaceChildren(Views.summary(body, Views.link(`/compare?${new URLSearchParams({ run })}`, "compare with another run")), body.silent_collector ? h("p", null, "The collector has been silent for more than three heartbeats.") : "");
+      found.replaceChildren(...[Views.stall(report), Views.collectives(report), Views.verdict(report, { links: links(body) }), Views.skipped(report), Views.replicas(body.replicas)].filter(Boolean));
       draw(body.grid, Views.marks(body.order));
-      curves();
+      curves(body.grid);
       noticed.replaceChildren(...[body.standing && body.standing.waiting && h("p", { class: "panel" }, body.standing.waiting), !body.is_over && Views.doubts(report) && h("p", { class: "panel" }, Views.judgement(report)), Views.gaps(report), Views.notices(report)].filter(Boolean));
-      table.replaceChildren(h("h2", null, "Ranks"), Views.ranks(run, report, body));
+      table.replaceChildren(h("h2", null, "Ranks"), Views.ranks(run, report, body), body.replicas.compared ? h("p", { class: "faint" }, `Replicas were ${body.replicas.compared}.`) : "");
     });
   },
 
   verdict() {
     main.append(h("h1", null, `${run}: verdict`));
-    const place = slot();
+    const [place, led] = [slot(), slot()];
     const chart = part("The culprit's reading over the batches");
     chart.hidden = true;
     const draw = Charts.lines(chart);
@@ -125,8 +127,9 @@ const PAGES = {
         place.replaceChildren(...[said, h("p", null, body.is_over ? `The run is over (${report.outcome}): no inf or nan was ${report.ranks.some((row) => row.farewell) ? "reported, but it was not watched to its end" : report.gaps.length ? "reported, but not all of it is on record" : "found"}. ${report.reason}` : "No inf or nan so far.")].filter(Boolean));
         return;
       }
-      place.replaceChildren(Views.verdict(report));
-      table.replaceChildren(h("h2", null, "The last frames"), h("p", { class: "faint" }, "Read from the bottom up. The marked frames lead to the culprit: the output of each is an input of the next."), Views.frames(report, body.path));
+      place.replaceChildren(Views.verdict(report, { links: links(body), isOpen: true }));
+      led.replaceChildren(Views.chain(report, body.path));
+      table.replaceChildren(Views.lastFrames(report, body.path));
       if (asked) return;
       asked = true;
       ask(api("culprit")).then(({ body }) => {
@@ -154,7 +157,7 @@ const PAGES = {
       rank = grid.rank === undefined ? asked : grid.rank === null ? "" : String(grid.rank);
       title.textContent = `${run}: modules, ${rank ? `rank ${rank}` : "over all ranks"}${query.get("around") ? `, round batch ${query.get("around")}` : ""}`;
       if (query.get("around")) document.querySelector("input[name=rank]").value = rank;
-      place.querySelector("h2").textContent = Charts.title(grid, "module");
+      place.querySelector("h2").textContent = Charts.heading(grid, "module");
       note.textContent = grid.note;
       hidden.textContent = grid.hidden ? `These modules are the nearest to overflow; ${grid.hidden} more are farther away.` : "";
       draw(grid);

@@ -7,12 +7,18 @@ const Runs = (() => {
     ranks: ["ranks", (run) => -(run.world_size || 0)], batches: ["batches", (run) => -(run.batches || 0)],
     took: ["took", (run) => -((run.ended || 0) - run.began)], rate: ["rate", (run) => -(run.rate || 0)],
   };
-  const HEAD = [["run", "name", "run"], ["state", null, "state"], ["ranks", "number", "ranks"], ["batches", "number", "batches"], ["batches/s", "number", "rate"], ["began", "time", "began"], ["took", "number", "took"], ["why", "text"]];
+  const HEAD = [["run", "name", "run"], ["state", null, "state"], ["ranks", "number", "ranks"], ["batches", "number", "batches"], ["batches/s", "number", "rate"], ["loss", "spark"], ["began", "time", "began"], ["took", "number", "took"], ["why", "text"]];
 
   const took = (run) => (run.ended > run.began ? Views.length(run.ended - run.began) : "-");
 
+  const why = (run) => run.stalled || run.judged || run.reason;
+
+  // What the table shows of a run, by its head.
+  const cells = (run) => (run.unreadable ? [Views.cell(run.run, "name", "run"), Views.badge(run), "", "", "", "", Views.brief(run.began), "", run.unreadable]
+    : [Views.cell(Views.link(where(run.run), run.run), "name", "run"), h("span", { class: "chips" }, Views.badge(run), Views.chip(run.cause)), run.world_size, run.batches, Views.rate(run.rate), Views.sparks(run.losses), Views.brief(run.began), took(run), why(run) && h("div", { class: "clamp", title: why(run) }, why(run))]);
+
   function worth(run, { text, state }) {
-    const words = [run.run, run.job, run.state, run.stalled, run.reason, run.unreadable].filter(Boolean).join(" ").toLowerCase();
+    const words = [run.run, run.job, run.state, run.cause, run.stalled, run.reason, run.unreadable].filter(Boolean).join(" ").toLowerCase();
     return (!state || (run.state || "unreadable") === state) && text.toLowerCase().split(/\s+/).every((word) => words.includes(word));
   }
 
@@ -63,9 +69,7 @@ const Runs = (() => {
       const body = found.map((run) => {
         const choice = h("input", { type: "checkbox", "aria-label": `compare ${run.run}`, checked: chosen.has(run.run) });
         choice.addEventListener("change", () => { chosen[choice.checked ? "add" : "delete"](run.run); compare.disabled = chosen.size !== 2; });
-        const cells = run.unreadable ? [Views.cell(run.run, "name", "run"), Views.badge(run), "", "", "", Views.brief(run.began), "", run.unreadable]
-          : [Views.cell(Views.link(where(run.run), run.run), "name", "run"), Views.badge(run), run.world_size, run.batches, Views.rate(run.rate), Views.brief(run.began), took(run), run.stalled || run.judged || run.reason];
-        const made = cells.map((value, index) => (value instanceof HTMLTableCellElement ? value : Views.cell(value, HEAD[index][1], HEAD[index][0])));
+        const made = cells(run).map((value, index) => (value instanceof HTMLTableCellElement ? value : Views.cell(value, HEAD[index][1], HEAD[index][0])));
         return h("tr", null, h("td", { class: "choice" }, run.unreadable ? null : choice), made);
       });
       return h("div", { class: "scroll" }, h("table", { class: "stacked dense", "aria-label": "Runs" }, h("thead", null, h("tr", null, h("th", { scope: "col" }), head)), h("tbody", null, body)));
@@ -94,32 +98,23 @@ const Runs = (() => {
     });
   }
 
-  // The curves of the run, below what was appended before. Returns what begins to ask for them.
-  function curves() {
-    const place = h("div", { class: "pair" });
-    const shown = Object.entries(Charts.CURVES).map(([name, title]) => {
-      const section = h("section", { hidden: true }, h("h2", null, title), h("div"));
-      place.append(section);
-      return { name, title, section, draw: null };
-    });
-    shown[0].section.append(h("form", { method: "get" }, field("ranks", "ranks with a line of their own, such as 0,3", "short"), h("button", null, "Show")));
+  // The curves of the run, its loss in the first place. Returns what begins to ask for them, after the rest of the page is drawn, and
+  // takes the heat map whose batches are at the same places.
+  function curves(first, others) {
+    const pair = h("div", { class: "pair" });
     const none = h("p", { class: "faint" });
-    main.append(place, none);
+    others.append(pair, none);
+    const draw = Charts.ofRun(first, pair);
+    first.querySelector(".titled").append(h("form", { method: "get" }, h("input", { name: "ranks", value: query.get("ranks") || "", placeholder: "only ranks 0,3", "aria-label": "ranks with a line of their own, such as 0,3" })));
     let asks = false;
+    let grid = null;
 
     function show(body) {
-      for (const one of shown) {
-        const lines = body[one.name].map((line) => ({ ...line, thin: /\b(lowest|highest|slowest)$/.test(line.name) }));
-        one.section.hidden = !lines.length;
-        if (!lines.length) continue;
-        one.draw = one.draw || Charts.curves(one.section.querySelector("div"), one.title, Charts.HOW[one.name], one.name !== "loss");
-        one.draw(lines, one.name === "loss" ? body.skipped : []);
-      }
+      draw(body, grid);
       none.textContent = [body.loss.length ? "" : "No loss is on record: no backward() has reached the model.", body.norm.length ? "" : "No norm of the gradients is on record: it is known after the first optimizer step, where clip_grad_norm_ runs or the gradient guard looks.", body.gradient.length ? "" : "No single gradient is on record: watch(model, gradients=True) or RANKWATCH_GRADIENTS=1 measures them."].filter(Boolean).join(" ");
     }
-
-    // After the rest of the page is drawn.
-    return () => {
+    return (fresh) => {
+      grid = fresh;
       if (!asks) follow(api("curves", chosen("ranks")), show);
       asks = true;
     };
@@ -138,7 +133,7 @@ const Runs = (() => {
     ask("/api/runs").then(({ body }) => {
       runs.append(...body.runs.map((run) => h("option", { value: run.run })));
       const found = names.map((name) => body.runs.find((run) => run.run === name)).filter((run) => run && !run.unreadable);
-      if (found.length) facts.append(Views.table("The two runs", HEAD.map(([title, kind]) => [title, kind]), found.map((run) => ["", [Views.cell(Views.link(where(run.run), run.run), "name", "run"), Views.badge(run), run.world_size, run.batches, Views.rate(run.rate), Views.brief(run.began), took(run), run.stalled || run.judged || run.reason]]), "stacked dense"));
+      if (found.length) facts.append(Views.table("The two runs", HEAD.map(([title, kind]) => [title, kind]), found.map((run) => ["", cells(run)]), "stacked dense"));
     }, (error) => trouble(error.message));
     if (names.length !== 2) {
       main.append(h("p", { class: "faint" }, "Give two runs of this folder."));
@@ -147,7 +142,7 @@ const Runs = (() => {
     const of = (name, what, parameters) => ask(`/api/run/${encodeURIComponent(name)}/${what}?${new URLSearchParams(parameters || {})}`).then(({ body }) => body);
     const failed = (error) => trouble(error.message);
     const [loss, pace] = [part("Loss"), part("Batches a second")];
-    const [drawLoss, drawPace] = [Charts.curves(loss, "Loss", `The mean of the ranks. ${Charts.HOW.loss}`), Charts.curves(pace, "Batches a second", `The median of the ranks. ${Charts.HOW.rate}`, true)];
+    const [drawLoss, drawPace] = [Charts.curves(loss, "Loss", Charts.HOW.loss), Charts.curves(pace, "Batches a second", `The median of the ranks. ${Charts.HOW.rate}`, { isFromZero: true })];
     Promise.all(names.map((name) => of(name, "curves"))).then((found) => {
       for (const [what, section, draw] of [["loss", loss, drawLoss], ["rate", pace, drawPace]]) {
         // Of losses that take turns, each is over the same ranks: "Critic, mean of the ranks".
