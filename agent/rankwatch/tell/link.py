@@ -408,7 +408,7 @@ class Link:
         at, spool = self._watch.where(), self._spool
         return messages.Beat(
             at.moment, at.phase, len(spool), spool.dropped, time.time(), bool(HOLDS), self._last_stay.is_orphaned,
-            at.first_of_step, at.settled, DEPARTURE.has_left, self.calls.news(), at.spent,
+            at.first_of_step, at.settled, DEPARTURE.has_left, self.calls.news(), at.spent, at.cost,
         )  # fmt: skip
 
     def _tell_last_calls(self, socket: zmq.Socket[bytes]) -> None:

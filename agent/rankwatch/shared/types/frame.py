@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, NamedTuple
 
 from .fields import MAX_ROWS, AnyFloat, BatchNumber, Dtype, Items, sent_name
-from .spent import NOT_SPENT, Spent
+from .spent import NO_COST, NOT_SPENT, Cost, Spent
 
 MAX_ALIASES = 16
 """Further names of a module that are sent."""
@@ -186,7 +186,8 @@ class Whereabouts(NamedTuple):
     """Where the training thread of a rank is.
 
     Before ``moment`` it is known to have no trip but of a backward that is to come; before ``settled`` none at all.
-    ``first_of_step`` is the first batch since the optimizer step before ``moment``. ``spent``: where its time goes.
+    ``first_of_step`` is the first batch since the optimizer step before ``moment``. ``spent``: where its time goes;
+    ``cost``: what watching takes of that.
     """
 
     moment: Moment = BEGINNING
@@ -194,6 +195,7 @@ class Whereabouts(NamedTuple):
     settled: Moment = BEGINNING
     first_of_step: int = 0
     spent: Spent = NOT_SPENT
+    cost: Cost = NO_COST
 
     def in_stage(self, stage: int) -> Whereabouts:
         return self._replace(moment=self.moment.in_stage(stage), settled=self.settled.in_stage(stage))

@@ -15,7 +15,7 @@ from .fingerprint import Fingerprint, FingerprintTable
 from .frame import BEGINNING, NO_STAGE, BatchSummary, FrameTable, Moment
 from .gpu import NO_GPU, Gpu
 from .notice import Notice
-from .spent import NOT_SPENT, Spent
+from .spent import NO_COST, NOT_SPENT, Cost, Spent
 from .stream_limit import WINDOW
 from .trip import Trip
 from .tuning import MAX_PATTERNS, NO_CHANGE, Tuning
@@ -174,7 +174,8 @@ class Beat:
 
     ``holds``: the rank asks an abort to wait. ``orphaned``: the torchrun that started it has ended. ``settled`` is the moment
     before which no backward trips either, and ``first_of_step`` the first batch of the moment's optimizer step; -1: an agent
-    that tells neither. ``departed``: the rank has destroyed its process group. ``spent``: where the time of its batches goes.
+    that tells neither. ``departed``: the rank has destroyed its process group. ``spent``: where the time of its batches
+    goes; ``cost``: what watching takes of that.
     """
 
     KIND = "BEAT"
@@ -190,6 +191,7 @@ class Beat:
     departed: bool = False
     calls: Counts = ()
     spent: Spent = NOT_SPENT
+    cost: Cost = NO_COST
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,8 +56,8 @@ def test_golden_bytes() -> None:
     """The meaning of these bytes may never change within a major version."""
     assert wire.encode(messages.Ack(9, abort=True, handled=11)).hex() == "94a341434b09c30b"
     assert wire.encode(makers.beat(3, 0, 17)).hex() == (
-        "9da4424541549403030011a7666f72776172640000cb408f400000000000c2c2" "ff" "9400ff0000" "c2" "90"
-        "9500" + 4 * "cb0000000000000000"
+        "9ea4424541549403030011a7666f72776172640000cb408f400000000000c2c2" "ff" "9400ff0000" "c2" "90"
+        "9500" + 4 * "cb0000000000000000" + "9500" + 3 * "cb0000000000000000" + "a0"
     )
     batch = wire.encode(messages.Batch(4, makers.summary(149)))
     first, norm = "cc9500cc95cb4024000000000000cb4026000000000000c2", "cb3fe0000000000000"
