@@ -121,7 +121,17 @@ class Detector:
         )
         skipping = Skipping(config.on_bad_step, hooks, life, undecided, steps)
         guard = self._guard = Guard(
-            config, batches, settler, recorder, scales, steps, hooks, collectives, doors, reporter.on_notice, skipping
+            config,
+            batches,
+            settler,
+            recorder,
+            scales,
+            steps,
+            hooks,
+            collectives,
+            doors,
+            full.noticing(reporter.on_notice),
+            skipping,
         )
         fingerprints = self._fingerprints = FingerprintTaker(
             model,

@@ -27,7 +27,7 @@ def fields(report: Report) -> list[tuple[str, str]]:
 
 MOST_HOSTS = 8
 
-LABELS = "took", "loss", "nearest", "grew most", "command", "options", "commit", "versions", "wandb", "hosts"
+LABELS = "took", "loss", "nearest", "grew most", "measured", "command", "options", "commit", "versions", "wandb", "hosts"
 
 
 def state(report: Report) -> list[tuple[str, str]]:
@@ -41,6 +41,11 @@ def state(report: Report) -> list[tuple[str, str]]:
     if course.first_loss is not None and course.last_loss is not None:
         far.append(f"loss {course.first_loss.loss:.3g} -> {course.last_loss.loss:.3g}")
     return [("state", f"{', '.join(far)}; {_clock(course.seconds)}{_since(course)}")]
+
+
+def how(report: Report) -> list[tuple[str, str]]:
+    """Which batches were measured in full, and with what the run was made."""
+    return [*([("measured", report.measured)] if report.measured else []), *made_with(report)]
 
 
 def made_with(report: Report) -> list[tuple[str, str]]:

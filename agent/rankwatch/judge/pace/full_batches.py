@@ -13,10 +13,12 @@ ranks have the same full batches. Where something is odd, each batch is full for
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from enum import Enum, auto
 from statistics import median
 from typing import NamedTuple
 
+from ...shared.types.notice import Notice, Oddities
 from ...shared.types.spent import MOST_EVERY, Cost
 from ...shared.types.tuning import Tuning
 
@@ -95,6 +97,7 @@ class FullBatches:
         self._first = -1
         self._closely_until = -1
         self._samples: list[Sample] = []
+        self._oddities = Oddities()
 
     def is_full(self, number: int) -> bool:
         """Whether the batch of this number, which begins, is measured in full."""
@@ -154,6 +157,20 @@ class FullBatches:
             self.cost = Cost(1, why=why)
 
     # --- what others say ----------------------------------------------------------------------------------------------
+
+    def notice(self, notice: Notice) -> None:
+        """This rank has noticed something."""
+        if self._oddities.is_news(notice):
+            self.look_closely(notice.batch)
+
+    def noticing(self, notify: Callable[[Notice], None]) -> Callable[[Notice], None]:
+        """``notify``, of which this rank takes note."""
+
+        def both(notice: Notice) -> None:
+            self.notice(notice)
+            notify(notice)
+
+        return both
 
     def look_closely(self, number: int) -> None:
         """Something odd was noticed in the batch of this number."""
