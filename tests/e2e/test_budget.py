@@ -61,5 +61,5 @@ def test_a_sharded_model_is_measured_in_each_batch(tmp_path: Path) -> None:
     assert job.code == 0, job.stderr
     assert job.report["measured"] in (
         None,
-        "every batch: its tensors are sharded: computing with them communicates (rank 0)",
+        "every batch: it communicates (FSDPModule) (rank 0)",
     )
