@@ -21,6 +21,12 @@ def _no_capsules(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANKWATCH_CAPSULE", "off")
 
 
+@pytest.fixture(autouse=True)
+def _no_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All batches of a model that is watched in this process are measured in full, whatever that costs on this machine."""
+    monkeypatch.setenv("RANKWATCH_BUDGET", "0")
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     if times.is_core(item.nodeid.removeprefix("tests/")):
         item.add_marker(pytest.mark.core)

@@ -163,11 +163,12 @@ class Training:
 def environment(**more: str) -> dict[str, str]:
     """This process's environment, without options of rankwatch, for small jobs from the sources.
 
-    A close-up has as long as a busy machine may need for it.
+    A close-up has as long as a busy machine may need for it. All batches are measured in full: how many are by default depends
+    on how fast the machine is (``e2e/test_budget.py`` has jobs of the default).
     """
     path = os.pathsep.join([str(ROOT / "agent"), str(ROOT / "monitor"), os.environ.get("PYTHONPATH", "")])
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RANKWATCH_")}
-    return {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "RANKWATCH_CLOSEUP": "60", **more}
+    return {**kept, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "RANKWATCH_CLOSEUP": "60", "RANKWATCH_BUDGET": "0", **more}
 
 
 def finished(

@@ -41,9 +41,17 @@ MODES: dict[str, dict[str, Any] | None] = {
     "no guard": {"guard": False},
     "fingerprints=1": {"fingerprints": 1},
     "skip": {"on_bad_step": "skip"},
+    "budget": {"budget": 0.02},
 }
-"""Each mode, with the arguments of watch() where rankwatch watches. ``between``: in no batch that is timed is more than the root
-looked at."""
+"""Each mode, with the arguments of watch() where rankwatch watches: each batch is measured in full but with ``every``, or under a
+budget. ``between``: in no batch that is timed is more than the root looked at."""
+
+
+def arguments_of(mode: str) -> dict[str, Any]:
+    given = MODES[mode] or {}
+    return given if "budget" in given or "every" not in WATCH_PARAMETERS else {"every": 1, **given}
+
+
 WATCH_PARAMETERS = inspect.signature(rankwatch.watch).parameters
 WEIGHTS_EVERY: int = WATCH_PARAMETERS["weights_every"].default if "weights_every" in WATCH_PARAMETERS else 1
 
@@ -320,9 +328,13 @@ class Trainee:
         except ValueError:  # OverflowDetected is one, and the Hugging Face detector raises no other
             self.blind = not watches
 
+    @property
+    def watch(self) -> rankwatch.Watch | None:
+        return self._guard if isinstance(self._guard, rankwatch.Watch) else None
+
     def close(self) -> None:
-        if isinstance(self._guard, rankwatch.Watch):
-            self._guard.close()
+        if self.watch is not None:
+            self.watch.close()
 
     def _allocated(self) -> int:
         return torch.cuda.memory_allocated() if self._is_cuda else 0
@@ -340,7 +352,7 @@ def open_guard(model: nn.Module, setting: Setting, mode: str) -> Any:
     unknown = arguments.keys() - WATCH_PARAMETERS.keys()
     if unknown:
         raise NotAvailable(f"watch() has no argument {', '.join(unknown)}")
-    return rankwatch.watch(model, **arguments)
+    return rankwatch.watch(model, **arguments_of(mode))
 
 
 def compiled(model: nn.Module, way: str) -> Any:

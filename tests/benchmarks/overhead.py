@@ -2,7 +2,7 @@
 
     python tests/benchmarks/overhead.py [--small] [--json FILE] [--models t5,gpt2] [--modes bare,frame] [...]
 
-Six tables:
+Eight tables:
   steps    The time of a training step (forward, backward, AdamW, zero_grad) divided by the bare model's.
            Each mode has its own model from the same seed, watched from its first step to its last. In every round each mode
            does one step, in a shuffled order; a ratio compares two steps of one round. Watching has a cycle: the weights are
@@ -23,6 +23,9 @@ Six tables:
   calls    The CPU time of the training thread that watching adds to a step, per call of a module: of small modules, where the
            model itself costs next to nothing. On one thread. As in "steps", a figure is the median at each step of the cycle,
            averaged over the cycle.
+  budget   The time of a step from batch 60 on, divided by the bare model's, where all batches are measured and with a budget
+           of 0.02. There it is the median of full batches and the median of others, by their share; K is in the row. Of small
+           models it is CPU time of the training thread, as in "calls".
   counted  The time of a collective in our wrapper of torch's method, in us, over that in the wrapper as it was before calls were
            counted; "to count" is over the same wrapper without counting. In turns, around a method that does nothing, while a
            model is watched. The figures are those of the fastest turns. The user is three frames away.
@@ -78,7 +81,7 @@ from rankwatch.replicas.fingerprints import FingerprintTaker
 from rankwatch.rerun.forward import RootEntry
 from rankwatch.touch.torch_private import GroupFacts
 
-TABLES = ("steps", "parts", "memory", "calls", "counted", "measure")
+TABLES = ("steps", "parts", "memory", "calls", "budget", "counted", "measure")
 FINGERPRINT, ALL_AT_ONCE, WHOLE = "fingerprint", "fingerprints=1", "all hooks"
 KIBI_ELEMENTS = (64, 256, 1024, 4096, 16384)
 """The tensors of the table "measure"."""
@@ -389,6 +392,44 @@ def table_of_calls(rounds: int) -> list[Line]:
     return rows
 
 
+SETTLED = 60
+"""Steps before any is timed: by then K is known."""
+
+MODES_OF_BUDGET = ("bare", "bare (again)", "default", "budget")
+
+
+def table_of_budget(
+    title: str, make: Callable[[str], Trainee | SmallTrainee], rounds: int, largest: float | None, calls: int = 1
+) -> list[Line]:
+    """``largest``: the limit of the ratio; None: that of a call is 10 us. ``calls``: of modules, in a step."""
+    print(f"\n{title}, {rounds} rounds\n  {'budget':<14}{'ratio':>9}{'us a call':>11}{'K':>5}", flush=True)
+    trainees = {mode: make(mode) for mode in MODES_OF_BUDGET}
+    for trainee in trainees.values():
+        for _ in range(SETTLED):
+            trainee.step()
+    take_turns(list(trainees.values()), rounds)
+    bare, rows = trainees["bare"].seconds, list[Line]()
+    for mode, trainee in trainees.items():
+        every = trainee.watch._detector.whereabouts.cost.every if mode == "budget" and trainee.watch is not None else 1
+        ratios, more = (
+            _by_share([way(mine, its) for mine, its in zip(trainee.seconds, bare, strict=True)], max(every, 1))
+            for way in (lambda mine, its: mine / its, lambda mine, its: 1e6 * (mine - its) / calls)
+        )
+        text = "" if mode != "budget" else verdict(more, 10.0) if largest is None else verdict(ratios, largest)
+        rows.append({"title": title, "mode": mode, "ratio": ratios, "us": more, "every": every, "verdict": text})
+        print(f"  {mode:<14}{ratios:9.4f}{more:11.2f}{every:5}  {text}", flush=True)
+        trainee.close()
+    return rows
+
+
+def _by_share(figures: list[float], every: int) -> float:
+    """The mean of all batches, of which one of ``every`` is full."""
+    full = [one for number, one in enumerate(figures, SETTLED) if number % every == 0]
+    others = [one for number, one in enumerate(figures, SETTLED) if number % every]
+    shares = [statistics.median(same) * share for same, share in ((full, 1.0), (others, every - 1.0)) if same]
+    return sum(shares) / every if full else statistics.median(others)
+
+
 MOST_OVER_BEFORE = 1.0
 """Microseconds that a collective may take longer than before calls were counted. One of two ranks on one host takes a hundred."""
 
@@ -487,7 +528,7 @@ def parse() -> argparse.Namespace:
     add_list("--tables", TABLES, TABLES)
     add_list("--models", MODELS, ["gpt2"] if device == "cuda" else [model for model in MODELS if model != "launches"])
     add_list("--dtypes", DTYPES, ["bfloat16"] if device == "cuda" else ["float32", "bfloat16"])
-    add_list("--modes", MODES, [mode for mode in MODES if mode not in ("default", "gradients", ALL_AT_ONCE)])
+    add_list("--modes", MODES, [mode for mode in MODES if mode not in ("default", "gradients", ALL_AT_ONCE, "budget")])
     add_list("--ways", WAYS, WAYS[:2])
     parser.add_argument("--steps", type=int, default=48, help="rounds; three cycles of 16 by default")
     parser.add_argument("--threads", type=int, help="all cores; 1 with --small")
@@ -526,6 +567,8 @@ def main() -> None:
         results["steps"] += rows
         if "parts" in arguments.tables and setting.way == EAGER:
             results["parts"] += table_of_parts(setting, arguments.steps)
+        if "budget" in arguments.tables:
+            results["budget"] += table_of_budget(str(setting), partial(Trainee, setting), arguments.steps, 1.02)
         gc.collect()  # the models
         torch.compiler.reset()
         if "memory" in arguments.tables and not (device == "cpu" and setting.way != EAGER):
@@ -535,6 +578,11 @@ def main() -> None:
             results["memory"] += table_of_memory(setting, peaks)
     if "calls" in arguments.tables and device == "cpu":
         results["calls"] = table_of_calls(arguments.steps)
+    if "budget" in arguments.tables and device == "cpu":
+        for small, largest in zip(SMALL, (None, 1.05), strict=False):
+            calls = sum(1 for _ in small.build().modules())
+            make = partial(SmallTrainee, small.build, torch.randn(small.shape), way=small.way)
+            results["budget"] += table_of_budget(small.title, make, arguments.steps, largest, calls)
     if "counted" in arguments.tables:
         results["counted"] = table_of_counting(arguments.steps)
     if "measure" in arguments.tables:

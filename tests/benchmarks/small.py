@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import rankwatch
-from benchmarks.models import COMPILED, EAGER, MODES, Experts, compiled, period_of
+from benchmarks.models import COMPILED, EAGER, MODES, Experts, arguments_of, compiled, period_of
 
 
 class Small(NamedTuple):
@@ -63,7 +63,7 @@ class SmallTrainee:
         self._x = x
         self._optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
         arguments = MODES[mode]
-        self._watch = None if arguments is None else rankwatch.watch(self.model, **arguments)
+        self.watch = None if arguments is None else rankwatch.watch(self.model, **arguments_of(mode))
         self._call = self.model if way == EAGER else compiled(self.model, way)
 
     def warm_up(self) -> None:
@@ -76,8 +76,8 @@ class SmallTrainee:
         self.seconds.append(time.thread_time() - before)
 
     def close(self) -> None:
-        if self._watch is not None:
-            self._watch.close()
+        if self.watch is not None:
+            self.watch.close()
 
     def step(self) -> None:
         self._call(self._x).square().mean().backward()

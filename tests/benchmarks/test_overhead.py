@@ -17,7 +17,9 @@ def test_the_benchmark_runs(tmp_path: Path) -> None:
     pytest.importorskip("transformers", reason="the benchmark's models are those of transformers")
     script, tables = Path(__file__).with_name("overhead.py"), tmp_path / "tables.json"
     # Without the table of memory: each row starts a process.
-    options = "--small --tables steps,parts,calls,counted,measure --models gpt2 --dtypes float32 --ways eager --steps 2"
+    options = (
+        "--small --tables steps,parts,calls,budget,counted,measure --models gpt2 --dtypes float32 --ways eager --steps 2"
+    )
     done = finished([sys.executable, str(script), *options.split(), "--json", str(tables)])
     assert done.returncode == 0, done.stdout + done.stderr
     written = json.loads(tables.read_text())

@@ -8,7 +8,8 @@ AREAS: dict[str, str] = {
     " e2e/test_meshes e2e/test_desync e2e/test_agreeing e2e/test_integrations e2e/test_truth"
     " benchmarks/test_overhead benchmarks/test_cuda",
     "agent/rankwatch/integrations": "e2e/test_integrations torch/test_ e2e/test_examples",
-    "agent/rankwatch/judge": "torch/test_truth torch/test_healthy torch/test_judged e2e/test_guard e2e/test_truth",
+    "agent/rankwatch/judge": "torch/test_truth torch/test_healthy torch/test_judged e2e/test_guard e2e/test_truth"
+    " e2e/test_budget",
     "agent/rankwatch/measure": "torch/test_ torch/measure/test_counted e2e/test_agreeing e2e/test_meshes"
     " benchmarks/test_overhead benchmarks/test_cuda",
     "agent/rankwatch/replay": "e2e/test_replay e2e/test_closeup",

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from rankwatch.shared.types.tuning import Tuning
 from trainings.alone import HOSTILE
 from trainings.case import Case
 from trainings.truths import Trip
@@ -78,3 +79,20 @@ def test_between_the_batches_that_are_measured_in_full_it_is_as_true(case: Case[
         assert found.tripped, found
     else:
         assert judged(case.truth, found) == "right", f"{found}\n{case.truth}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ALL)
+@pytest.mark.filterwarnings("ignore")
+def test_under_a_budget_it_is_as_true(case: Case[Trip]) -> None:
+    """As after the first batches: one of 64 is full, and what is odd has the next ones be so."""
+    found = said(replace(case, options={**case.options, "budget": 0.02}), Tuning(pace=64, pace_from=0))
+    how = judged(case.truth, found)
+    if case.name in HIDDEN:
+        assert not found.tripped or how == "right", found
+    elif case.name in SINCE:
+        assert how in ("right", "partial"), found
+    elif case.name in IN_PARTS or case.name in ELSEWHERE:
+        assert found.tripped, found
+    else:
+        assert how == "right", f"{found}\n{case.truth}"

@@ -13,6 +13,7 @@ import torch
 from notebook import unwatch, watched
 from rankwatch.api import registry
 from rankwatch.errors import TrainingAborted
+from rankwatch.shared.types.tuning import NO_CHANGE, Tuning
 from rankwatch.shared.words.cause import classify
 from trainings.alone import HOSTILE
 from trainings.case import Case
@@ -37,10 +38,11 @@ class Said:
         return f"{self.batch} {self.module or '(root)'} {self.label} {self.state} {self.cause}: {self.sentences}"
 
 
-def said(case: Case[Trip]) -> Said:
+def said(case: Case[Trip], tuning: Tuning = NO_CHANGE) -> Said:
     """Trains, and returns what the watch found; the training itself goes on as it would without one."""
     training = case.make()
     detector, notebook = watched(training.root, **case.options)
+    detector.tune(tuning)
     registry.remember(detector)  # type: ignore[arg-type]  # detect_overflow finds it there
     try:
         for number in range(case.batches):

@@ -23,7 +23,7 @@ class PatternCheck:
     def __init__(self, model: nn.Module, config: Config, *, is_asked: bool) -> None:
         """``is_asked``: of all ranks one says it; and no stage of a pipeline, which has a part of the model."""
         self._ignore = config.ignore if is_asked else ()
-        self._every = config.every
+        self._every = config.every or 1
         self._first = -1
         self._names: set[str] = set()
         if is_asked and (config.modules or config.ignore):

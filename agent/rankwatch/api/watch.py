@@ -49,7 +49,8 @@ def watch(
     policy: str | Policy = Policy.FIRST,
     ignore: Sequence[str] = (),
     check: str | Check | None = None,
-    every: int = 1,
+    every: int | None = None,
+    budget: float = 0.0,
     modules: Sequence[str] = (),
     weights_every: int = 16,
     fingerprints: int = 16,
@@ -87,7 +88,11 @@ def watch(
             at the latest, so that the host waits once for all. ``async``: without ever waiting for the device; before the next
             optimizer step if the numbers have come by then, at most one batch later.
         every: every ``every``-th batch, all modules are measured. Of the other batches, only the root's output, the loss and the
-            gradients before a step are looked at; one that shows an inf or nan is run again with all modules measured.
+            gradients before a step are looked at; one that shows an inf or nan is run again with all modules measured. None:
+            as ``budget`` says.
+        budget: the share of a step's time that watching may take, ``0.02``: after 20 batches, each rank knows what it costs, and
+            all measure every K-th batch, 64 at most; after something odd, all of the next 50. 0: every batch is measured, as
+            with ``policy="strict"``, ``gradients`` or ``trace_batch_nums``, and where the model communicates in its forward.
         modules: shell patterns of the modules to watch, ``["encoder.*"]``; none: all. The root is always watched.
         weights_every: batches between two measurements of a parameter, since only the optimizer changes it; for a report,
             parameters are measured anew. 0: every batch, as always with policy ``strict``.

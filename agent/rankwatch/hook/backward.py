@@ -213,7 +213,8 @@ class ParameterGradients:
             self._measure(named, gradient, rows)
 
     def _measure(self, named: NamedModule, gradient: Tensor, rows: _Rows) -> None:
-        share = self._recorder.share_of_zeros(gradient) if is_looked_at(self._life.of_backward.position.batch) else None
+        batch = self._life.of_backward
+        share = self._recorder.share_of_zeros(gradient) if is_looked_at(batch, batch.position.batch) else None
         if share is not None:
             self._emit(named, rows.with_zeros, [self._recorder.cell(gradient), share])
             return

@@ -93,8 +93,7 @@ class Batches:
         self.on(ForwardComes(self._steps.now, waits=True))
 
     def _tune(self, tuning: Tuning) -> None:
-        if tuning.every is not None:
-            self.life.every = tuning.every
+        self.life.full.tune(tuning)
         if tuning.trace_batch_nums is not None:
             self.life.trace_batch_nums = frozenset(tuning.trace_batch_nums)
 

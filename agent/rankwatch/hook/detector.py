@@ -17,6 +17,8 @@ from ..judge.batch_limit import BatchLimit
 from ..judge.events import Feed
 from ..judge.lifecycle import Life
 from ..judge.outside import Outside
+from ..judge.pace.full_batches import PATIENCE, FullBatches
+from ..judge.pace.hook_time import HookTime, laps_of
 from ..judge.reporter import Reporter
 from ..judge.settler import Settler
 from ..judge.steps.optimizer_steps import OptimizerSteps
@@ -86,7 +88,8 @@ class Detector:
         self._outside = outside = outside or Outside()
         root, feed, tape = unwrap(model), Feed(), Tape()
         self._config = config
-        life = self._life = Life(config.first_batch, config.every, config.trace_batch_nums, sends_at_once=sends_at_once)
+        full = FullBatches(config.every, _budget_of(config, count_all=count_all), PATIENCE if config.connection else 0.0)
+        life = self._life = Life(config.first_batch, full, config.trace_batch_nums, sends_at_once=sends_at_once)
         self.use = life.use
         doors = self._doors = FailsOpen(config.stop, reporter, life, root)
         steps = self._steps = OptimizerSteps(root)
@@ -120,7 +123,17 @@ class Detector:
         )
         skipping = Skipping(config.on_bad_step, hooks, life, undecided, steps)
         guard = self._guard = Guard(
-            config, batches, settler, recorder, scales, steps, hooks, collectives, doors, reporter.on_notice, skipping
+            config,
+            batches,
+            settler,
+            recorder,
+            scales,
+            steps,
+            hooks,
+            collectives,
+            doors,
+            full.noticing(reporter.on_notice),
+            skipping,
         )
         fingerprints = self._fingerprints = FingerprintTaker(
             model,
@@ -148,6 +161,7 @@ class Detector:
             copies, gradients, guard, skipping, batches, undecided, settler, hooks, losses, turns, scales, fingerprints,
             standstill, ungraded, unwritten, limit, forwards, compiled, outside, self._stopwatch,
             self._rates,
+            HookTime(full, doors, laps_of(model), lambda: collectives.called),
         )  # fmt: skip
         watch = BackwardWatch(backwards)
         self._removed = hooks, compiled, gradients, scales, watch, guard, fingerprints, collectives, ungraded
@@ -174,7 +188,9 @@ class Detector:
 
     @property
     def whereabouts(self) -> Whereabouts:
-        return self._life.whereabouts._replace(spent=self._stopwatch.spent, rates=self._rates.line)
+        return self._life.whereabouts._replace(
+            spent=self._stopwatch.spent, rates=self._rates.line, cost=self._life.full.cost
+        )
 
     @property
     def progress(self) -> Moment:
@@ -246,6 +262,12 @@ class Detector:
         if self._running.depth or self._life.is_direct:
             return self._life.of_forward.is_full
         return self._config.gradients and backward.is_running() and self._life.of_backward.is_full
+
+
+def _budget_of(config: Config, *, count_all: bool) -> float:
+    """The share of a batch's time that watching may take; 0: each batch is measured in full, or each K-th, as ``every`` says."""
+    wants_all = count_all or config.policy is Policy.STRICT or config.gradients or config.trace_batch_nums
+    return 0.0 if wants_all else config.budget
 
 
 def _default_check(model: nn.Module) -> Check:

@@ -14,6 +14,7 @@ from torch import nn
 
 from ..errors import TrainingAborted
 from ..judge.lifecycle import Life
+from ..judge.pace.hook_time import Laps
 from ..judge.reporter import Reporter
 from ..rerun.careful import is_run_again
 from ..touch.stack import outwards
@@ -46,6 +47,8 @@ class FailsOpen:
         self.fault = ""
         """The internal error that switched the detector off."""
         self.is_off = False
+        self.laps: Laps | None = None
+        """Takes the time in hooks; None: nobody wants to know it."""
         self.is_stopping = False
         """Whether the training was asked to stop by its own means."""
         self._stop = stop
@@ -76,12 +79,14 @@ class FailsOpen:
 
         @wraps(body)
         def hook(*args: Any) -> Any:
-            here = get_ident()
+            here, laps = get_ident(), self.laps
             while (before := self._inside) and before != here and not is_run_again(self._root):
                 if not self._await_turn():
                     return None
             try:
                 self._inside = here
+                if laps is not None and not before:
+                    laps.enter()
                 if obeys:
                     if self.abort is not None and (aborted := self.abort()) is not None:
                         raise aborted
@@ -95,6 +100,8 @@ class FailsOpen:
             except Exception as error:
                 log.exception("rankwatch: %s", self._switch_off(error))
             finally:
+                if laps is not None and not before:
+                    laps.leave()
                 self._inside = before
             return None
 

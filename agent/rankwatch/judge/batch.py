@@ -101,6 +101,10 @@ PART_MOVES = {
 }
 
 
+EVERY = 8
+"""Batches, of which one is looked at for what changes slowly: see ``health``."""
+
+
 class Gate(Enum):
     """What a judged part waits for before it is sent."""
 
@@ -147,6 +151,8 @@ class BatchInProgress:
         self.traced = traced
         self.is_full = is_full and state is not BatchState.REHEARSAL
         """Whether all modules are measured, or only the root's output."""
+        self.is_first_full = False
+        """Whether it is the first such batch since the last number that EVERY divides."""
         self.is_compiled = False
         """Whether a compiled graph began it."""
         self.began = position

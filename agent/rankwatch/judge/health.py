@@ -11,11 +11,8 @@ from ..measure.tape import Cell
 from ..shared.bounded import BoundedDict
 from ..shared.types.frame import DTYPE_MAX, DTYPE_TINY, FrameSpec, Kind, Phase, ReadingSpec, State
 from ..shared.types.notice import NEVER_FINITE, ZEROS, Notice, NoticeKind
-from .batch import BatchPart
+from .batch import EVERY, BatchInProgress, BatchPart
 from .leaps import Leaps
-
-EVERY = 8
-"""Only each EVERY-th batch is looked at, and each of the first EVERY: these changes are slow."""
 
 NEAR = 1 / 8
 """From this share of its dtype's max on, an output is near overflow, whether it grows or not."""
@@ -61,8 +58,9 @@ class _Past:
     bad: Cell | None = None
 
 
-def is_looked_at(batch: int) -> bool:
-    return batch < EVERY or batch % EVERY == 0
+def is_looked_at(batch: BatchInProgress, number: int) -> bool:
+    """Only each EVERY-th batch is looked at, or the next full one, and each of the first EVERY: these changes are slow."""
+    return number < EVERY or number % EVERY == 0 or batch.is_first_full
 
 
 class Health:
@@ -76,7 +74,7 @@ class Health:
         """The notices of a part whose numbers have been read."""
         batch = part.first.batch
         jumps = self._leaps.look(part)
-        if not is_looked_at(batch):
+        if not is_looked_at(part.batch, batch):
             return jumps
         outputs: _Outputs = {}
         found = [notice for frame in part.frames for notice in self._look(batch, frame.spec, frame.cells, outputs)]

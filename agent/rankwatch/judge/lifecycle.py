@@ -19,7 +19,7 @@ a candidate makes it a batch; if none does, it was an evaluation, and nothing of
        a forward without gradients ---> EVAL       a pipeline that learns shapes ---> REHEARSAL       calls between ---> OUTSIDE
 
 A batch has its number from the first backward that reaches it. A candidate that begins as the last batch did, or before there was
-any batch, reserves the next number at its start (RESERVED): a trip in its forward is told with this number, and ``every`` and
+any batch, reserves the next number at its start (RESERVED): a trip in its forward is told with this number, and ``full`` and
 ``trace_batch_nums`` go by it. The reservation passes to the next candidate, until a backward confirms one. Positions must not go
 back: the first time, the next candidate's frames are counted on; from then on ``position`` waits where candidates start, unless
 the last batch was of several whose backwards came after all of their forwards, as of GPipe's micro-batches. A candidate that
@@ -41,7 +41,7 @@ from typing import Any, NamedTuple
 
 from ..shared.bounded import BoundedDict
 from ..shared.types.frame import NOWHERE, Moment, Position, Whereabouts
-from .batch import BatchInProgress, BatchOrigin, BatchPart, BatchState, Gate
+from .batch import EVERY, BatchInProgress, BatchOrigin, BatchPart, BatchState, Gate
 from .events import (
     BackwardReached,
     DirectCall,
@@ -54,6 +54,7 @@ from .events import (
     StepBegins,
     Steps,
 )
+from .pace.full_batches import FullBatches
 
 LOOSE_FRAMES = 256
 """Frames outside of any batch are judged together when this many have come, unless each is judged as it comes."""
@@ -136,13 +137,14 @@ class Life:
     batch whose backward runs, or ran last. ``steps_done``: the number of the optimizer step that comes next.
 
     Args:
+        full: decides which batches are measured in full.
         sends_at_once: send a forward when it ends, not with its loss.
     """
 
-    def __init__(self, first_batch: int, every: int, traced: frozenset[int], *, sends_at_once: bool) -> None:
+    def __init__(self, first_batch: int, full: FullBatches, traced: frozenset[int], *, sends_at_once: bool) -> None:
         self.position = NOWHERE._replace(batch=first_batch - 1)
         self.phase = "idle"
-        self.every = every
+        self.full = full
         self.trace_batch_nums = traced
         self.judges_late = False
         """Whether parts are judged at their end; if not, each frame is judged as it comes."""
@@ -162,6 +164,8 @@ class Life:
         self._unreached = BoundedDict[int, Moment](MAX_UNREACHED)
         """The ends of the forwards since the last optimizer step that no backward has reached, by their batches."""
         self._sends_at_once = sends_at_once
+        self._last_full = -1
+        """The number of the last batch that was measured in full."""
         self._root_frame = 0
         """The number of the root's frame in the last forward that was measured in full."""
         self._backwards: list[BatchInProgress] = []
@@ -409,8 +413,11 @@ class Life:
         self.position = Position(number, 0, 0)
         traced = number in self.trace_batch_nums
         state = BatchState.BATCH if origin is BatchOrigin.TRAINING else BatchState.RESERVED
-        is_full = traced or number % self.every == 0
-        return BatchInProgress(self.position, steps.number, origin=origin, state=state, traced=traced, is_full=is_full)
+        is_full = self.full.is_full(number) or traced
+        batch = BatchInProgress(self.position, steps.number, origin=origin, state=state, traced=traced, is_full=is_full)
+        if is_full:
+            batch.is_first_full, self._last_full = number // EVERY > self._last_full // EVERY, number
+        return batch
 
     def _take_over(self, batch: BatchInProgress, origin: BatchOrigin, steps: Steps) -> BatchInProgress:
         """No backward has reached the candidate: what begins now has its number."""

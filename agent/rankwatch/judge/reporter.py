@@ -20,6 +20,7 @@ from ..shared.types.notice import Notice
 from ..shared.types.trip import Trip
 from .batch import BatchPart, PartState, Tables
 from .health import Health
+from .pace.full_batches import FullBatches
 
 
 class BadReading(NamedTuple):
@@ -59,8 +60,9 @@ class Reporter(Protocol):
 class Sender:
     """Gives the parts of batches to the reporter, with what is noticed of them."""
 
-    def __init__(self, reporter: Reporter) -> None:
+    def __init__(self, reporter: Reporter, full: FullBatches) -> None:
         self._reporter = reporter
+        self._full = full
         self._tables = Tables()
         self._health = Health()
 
@@ -79,6 +81,7 @@ class Sender:
         if part.frames and part.batch.is_streamed and not part.is_cut:
             self._reporter.on_batch(*self.table_of(part), part.calls)
             for notice in self._health.look(part):
+                self._full.notice(notice)
                 self._reporter.on_notice(notice)
 
 

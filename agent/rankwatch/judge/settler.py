@@ -85,7 +85,7 @@ class Settler:
         self._evidence = Evidence(recorder, steps, model, sweep, outside)
         between = UnmeasuredBatchRerun(recorder, tape, sweep, steps, model)
         self.finder = TripFinder(config, life, tape, recorder, steps, between, self._evidence, reporter.on_notice)
-        self._sender = Sender(reporter)
+        self._sender = Sender(reporter, life.full)
         trials = Trials(recorder, tape, model, steps)
         self.undecided = Undecided(config, check, life, model, self.finder, trials, reporter, self._sender)
         self._raised = 0  # forwards that were run again as they had raised

@@ -97,6 +97,8 @@ class Collectives:
         """The number of reductions so far."""
         self.exchanges = 0
         """The number of collectives on more than a few elements in what is watched."""
+        self.called = 0
+        """The number of collectives in what is watched."""
         self.traffic = Traffic()
         count_collectives()
         _listeners.add(self)
@@ -119,6 +121,7 @@ class Collectives:
         return Traffic(True, is_piped or method in _PIPES, is_shuffled or method in _SHUFFLES)
 
     def _begin(self, call: _Operation) -> None:
+        self.called += 1
         self.reductions += bool(call.name)
         self.exchanges += any(tensor.numel() > FEW for tensor in call.given)
         if call.name and self._is_measured():

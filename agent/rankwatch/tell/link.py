@@ -411,7 +411,7 @@ class Link:
         return messages.Beat(
             at.moment, at.phase, len(spool), spool.dropped, time.time(), bool(HOLDS), self._last_stay.is_orphaned,
             at.first_of_step, at.settled, DEPARTURE.has_left, self.calls.news(), at.spent, resident(),
-            self.aside(at),
+            self.aside(at), at.cost,
         )  # fmt: skip
 
     def _tell_last_calls(self, socket: zmq.Socket[bytes]) -> None:

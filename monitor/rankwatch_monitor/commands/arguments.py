@@ -61,6 +61,16 @@ def on_bad_step(text: str) -> OnBadStep:
         raise argparse.ArgumentTypeError(f"{text!r}: {error}") from None
 
 
+def share(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0.0 <= number <= 1.0:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a share from 0 to 1, such as 0.02")
+    return number
+
+
 def whole(name: str, least: int, most: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
         if not text.strip().isdecimal() or not least <= int(text) <= most:

@@ -14,8 +14,8 @@ from ..serve.launcher import LISTEN, replace_by, run_command
 from . import arguments as types
 from .collector import MEASURED, STOPPED, TOLD, add_collector_options, metered, settings_of
 
-ON_BAD_STEP = "RANKWATCH_ON_BAD_STEP"
-"""The variable from which ranks take the option."""
+ON_BAD_STEP, BUDGET = "RANKWATCH_ON_BAD_STEP", "RANKWATCH_BUDGET"
+"""The variables from which ranks take these options."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -35,6 +35,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="{abort,skip,skip=N/M}",
         help="what a step with an inf or nan does: it ends the run, or all ranks leave it out and train on, for at most N steps "
         f"of the last M (skip: {SKIP.most}/{SKIP.of}; default: RANKWATCH_ON_BAD_STEP, else as watch() says, else abort)",
+    )
+    types.add_option(
+        groups[MEASURED],
+        "--budget",
+        type=types.share,
+        metavar="SHARE",
+        help="share of a step that watching may take: of so many batches one is measured in full (0: each is; default: "
+        "RANKWATCH_BUDGET, else as watch() says)",
     )
     types.add_option(
         groups[MEASURED],
@@ -63,7 +71,8 @@ def main(arguments: argparse.Namespace) -> int:
     if is_disabled():
         replace_by(command)
     write_log(arguments.log_format)
-    options = {} if arguments.on_bad_step is None else {ON_BAD_STEP: str(arguments.on_bad_step)}
+    given = {ON_BAD_STEP: arguments.on_bad_step, BUDGET: arguments.budget}
+    options = {name: str(value) for name, value in given.items() if value is not None}
     with metered(arguments) as meters:
         return run_command(
             command,

@@ -146,7 +146,7 @@ class _History:
         for row, batch in enumerate(self._batches):
             for places, values in rows[batch]:
                 self.values[row, places] = values
-        self._found = find_jumps(self.values, np.array(self._is_weight, bool))
+        self._found = find_jumps(self.values, np.array(self._is_weight, bool), np.array(self._batches, np.int64))
 
     def batches_before(self, batch: int) -> int:
         return sum(one < batch for one in self._batches)

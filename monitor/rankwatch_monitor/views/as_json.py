@@ -61,6 +61,7 @@ def _body(report: Report) -> dict[str, Any]:
         "collectives_unkept": report.collectives_unkept,
         "gaps": [{**pick(gap, "ranks first last why"), "text": describe_gap(gap, report.world_size)} for gap in report.gaps],
         "course": course.to_dict(report),
+        "measured": report.measured or None,
         "made_with": dict(course.made_with(report)) or None,
         "loss": [loss_to_dict(row) for row in report.ranks if row.loss != NO_LOSS],
     }

@@ -32,6 +32,7 @@ LABELS = (
     "loss",
     "nearest",
     "grew most",
+    "measured",
     "command",
     "options",
     "commit",
@@ -61,6 +62,11 @@ def rates(report: Report) -> list[tuple[str, str]]:
     """The learning rates: a fact beside a loss that has left its range."""
     told = _told(report).get("rates", "")
     return [("rates", "\n".join(told.split("; ")))] if told else []
+
+
+def how(report: Report) -> list[tuple[str, str]]:
+    """Which batches were measured in full, and with what the run was made."""
+    return [*([("measured", report.measured)] if report.measured else []), *made_with(report)]
 
 
 def made_with(report: Report) -> list[tuple[str, str]]:

@@ -94,7 +94,7 @@ def _of_verdict(report: Report, verdict: Verdict, stack_lines: int | None) -> li
         *stalls.fields(report, stack_lines),
         *collectives.fields(report),
         *course.fields(report)[:2],
-        *course.made_with(report),
+        *course.how(report),
         *closeup.replay(report, verdict),
     ]
 
@@ -190,7 +190,7 @@ def _render_ending(report: Report, record: str, stack_lines: int | None) -> str:
                 *lapses,
                 *course.steps(report),
                 *skipped.fields(report),
-                *([] if record else course.made_with(report)),
+                *([] if record else course.how(report)),
                 *_record(record),
             ],
         )
@@ -208,7 +208,7 @@ def _render_ending(report: Report, record: str, stack_lines: int | None) -> str:
     if report.acknowledged_in is not None:
         fields.append(("abort", _acknowledgements(report)))
     told = re.sub(rf" (?:was |were )?{report.outcome.value}: ", ": ", told, count=1)  # it is said before
-    fields += course.made_with(report)
+    fields += course.how(report)
     title = f"run {report.run} {report.outcome.value}: {told}"
     if not record:
         return format_head(title, fields)

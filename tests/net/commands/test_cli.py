@@ -291,6 +291,14 @@ def test_run_tells_its_command_what_a_bad_step_does(
     assert (done.returncode, done.stdout) == (0, f"{told}\n")
 
 
+def test_run_tells_its_command_the_budget(tmp_path: Path) -> None:
+    for given, told in ((["--budget", "0.01"], "0.01"), (["--budget", "0"], "0.0"), ([], "0.05")):
+        done = rankwatch(
+            "run", "--runs-dir", str(tmp_path), *given, "sh", "-c", "echo $RANKWATCH_BUDGET", RANKWATCH_BUDGET="0.05"
+        )
+        assert (done.returncode, done.stdout) == (0, f"{told}\n")
+
+
 def test_run_passes_sigterm_on(tmp_path: Path) -> None:
     command = "trap 'echo ended; exit 5' TERM; echo ready; while :; do read line; done"
     with subprocess.Popen(

@@ -69,6 +69,7 @@ def test_many_options_are_shown_by_groups(command: str, capsys: pytest.CaptureFi
             ["run", "--on-bad-step", "skip=9/3"],
             "expected abort, skip, or skip=N/M: at most N steps of the last M, with 0 < N < M",
         ),
+        (["run", "--budget", "2"], "'2': expected a share from 0 to 1, such as 0.02"),
         (["run", "--every", "foo"], "expected a whole number K from 1 on"),
         (["list", "--quite-another-thing"], "unrecognized arguments: --quite-another-thing"),
     ],

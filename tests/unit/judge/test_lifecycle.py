@@ -25,6 +25,7 @@ from rankwatch.judge.events import (
     Steps,
 )
 from rankwatch.judge.lifecycle import DIRECT_FRAMES, LOOSE_FRAMES, NO_TASK, Abandon, Close, Effect, Event, Life, Release
+from rankwatch.judge.pace.full_batches import FullBatches
 from rankwatch.shared.types.frame import Moment, Position
 
 MODULES = 3
@@ -40,7 +41,7 @@ class Frame:
 class Training:
     """A life, and in the place of torch: what is called, in which order. ``closed``: the parts at their end, in order."""
 
-    life: Life = field(default_factory=lambda: Life(0, 1, frozenset(), sends_at_once=False))
+    life: Life = field(default_factory=lambda: Life(0, FullBatches(), frozenset(), sends_at_once=False))
     closed: list[tuple[BatchPart, bool]] = field(default_factory=list)
     parts_sent: list[BatchPart] = field(default_factory=list)
     released: list[BatchPart] = field(default_factory=list)
@@ -183,7 +184,7 @@ def test_several_candidates_of_one_backward_are_one_batch() -> None:
 
 
 def test_micro_batches_of_a_pipeline_have_numbers_in_the_order_of_their_forwards() -> None:
-    training = Training(Life(0, 1, frozenset(), sends_at_once=True))
+    training = Training(Life(0, FullBatches(), frozenset(), sends_at_once=True))
     parts = [training.forward() for _ in range(4)]
     assert [part.first.batch for part in parts] == [0, 1, 2, 3]
     assert not any(awaits for _, awaits in training.closed)

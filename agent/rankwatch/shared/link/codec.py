@@ -259,7 +259,7 @@ _BY_HAND: dict[Any, Field] = {
 _OPEN = frozenset({Gpu, Notice, Trip, Tuning})
 """Classes to which a newer minor version may append fields."""
 
-LATER = {Batch: 1, Beat: 7, Bye: 1, Hello: 2, Inspect: 2, Inspected: 3, Notice: 1, Trip: 7}
+LATER = {Batch: 1, Beat: 8, Bye: 1, Hello: 2, Inspect: 2, Inspected: 3, Notice: 1, Trip: 7, Tuning: 3}
 """How many of its last fields an older agent does not send: they have their defaults."""
 
 _RANK = integer(0, MAX_RANKS - 1)

@@ -54,21 +54,19 @@ def decode(data: bytes | memoryview) -> Message:
     return _decode_once(bytes(data)) if len(data) <= REMEMBERED_BYTES and is_table(data) else _decode(data)
 
 
-def _teller_of(kind: str, begin: int = 1) -> Callable[[bytes | memoryview], bool]:
-    """What tells whether bytes are of this kind, if they are a message at all. Its name ``begin``s after the array's header."""
+def _teller_of(kind: str) -> Callable[[bytes | memoryview], bool]:
+    """What tells whether bytes are of this kind, if they are a message at all.
+
+    The name of the kind comes after the array's header, of one byte; with more than 15 fields, of three.
+    """
     head: bytes = msgpack.packb(kind)
-    end = begin + len(head)
-    return lambda data: data[begin:end] == head
+    size = len(head)
+    return lambda data: data[1 : 1 + size] == head or data[3 : 3 + size] == head
 
 
 is_fingerprints, is_batch, is_fingerprint = map(_teller_of, ("FINGERPRINTS", "BATCH", "FINGERPRINT"))
 is_beat, is_abort, is_trip, is_ack = map(_teller_of, ("BEAT", "ABORT", "TRIP", "ACK"))
-_is_specs, _is_short_hello, _is_long_hello = _teller_of("TABLE"), _teller_of("HELLO"), _teller_of("HELLO", 3)
-
-
-def is_hello(data: bytes | memoryview) -> bool:
-    """With more than 15 fields, its header has three bytes."""
-    return _is_long_hello(data) or _is_short_hello(data)
+is_hello, _is_specs = map(_teller_of, ("HELLO", "TABLE"))
 
 
 def is_table(data: bytes | memoryview) -> bool:

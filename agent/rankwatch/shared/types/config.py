@@ -118,6 +118,16 @@ def _seconds(value: Any, where: str) -> float:
     return number
 
 
+def _share(value: Any, where: str) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = -1.0
+    if isinstance(value, bool) or not 0.0 <= number <= 1.0:
+        raise UsageError(f"{where}: expected a share of a step's time from 0 (no budget) to 1, such as 0.02")
+    return number
+
+
 def _batches(value: Any, where: str) -> frozenset[int]:
     if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
         raise UsageError(f"{where}: expected batch numbers, such as [149, 150]")
@@ -165,7 +175,8 @@ class Config:
     policy: Annotated[Policy, _one_of(Policy)] = Policy.FIRST
     ignore: Annotated[tuple[str, ...], _patterns] = ()
     check: Annotated[Check | None, _unless_none(_one_of(Check))] = None
-    every: Annotated[int, _at_least(1)] = 1
+    every: Annotated[int | None, _unless_none(_at_least(1))] = None
+    budget: Annotated[float, _share] = 0.0
     modules: Annotated[tuple[str, ...], _patterns] = ()
     weights_every: Annotated[int, _at_least(0)] = 16
     fingerprints: Annotated[int, _at_least(0)] = 16

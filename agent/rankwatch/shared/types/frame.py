@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, NamedTuple
 
 from .fields import MAX_ROWS, AnyFloat, BatchNumber, Dtype, Items, sent_name
-from .spent import NOT_SPENT, Spent
+from .spent import NO_COST, NOT_SPENT, Cost, Spent
 
 MAX_ALIASES = 16
 """Further names of a module that are sent."""
@@ -187,7 +187,7 @@ class Whereabouts(NamedTuple):
 
     Before ``moment`` it is known to have no trip but of a backward that is to come; before ``settled`` none at all.
     ``first_of_step`` is the first batch since the optimizer step before ``moment``. ``spent``: where its time goes. ``rates``: of
-    its optimizers, for people.
+    its optimizers, for people. ``cost``: what watching takes of that time.
     """
 
     moment: Moment = BEGINNING
@@ -196,6 +196,7 @@ class Whereabouts(NamedTuple):
     first_of_step: int = 0
     spent: Spent = NOT_SPENT
     rates: str = ""
+    cost: Cost = NO_COST
 
     def in_stage(self, stage: int) -> Whereabouts:
         return self._replace(moment=self.moment.in_stage(stage), settled=self.settled.in_stage(stage))

@@ -15,7 +15,7 @@ from .fingerprint import Fingerprint, FingerprintTable
 from .frame import BEGINNING, NO_STAGE, BatchSummary, FrameTable, Moment
 from .gpu import NO_GPU, Gpu
 from .notice import Notice
-from .spent import NOT_SPENT, Spent
+from .spent import NO_COST, NOT_SPENT, Cost, Spent
 from .stream_limit import WINDOW
 from .trip import Trip
 from .tuning import MAX_PATTERNS, NO_CHANGE, Tuning
@@ -179,7 +179,7 @@ class Beat:
     before which no backward trips either, and ``first_of_step`` the first batch of the moment's optimizer step; -1: an agent
     that tells neither. ``departed``: the rank has destroyed its process group. ``spent``: where the time of its batches goes.
     ``memory``: bytes of the host's that the process takes; 0: not known. ``aside``: what rank 0 has done beside its training,
-    lines such as ``saved: /data/step-50.pt, after batch 49``.
+    lines such as ``saved: /data/step-50.pt, after batch 49``. ``cost``: what watching takes of the time that is ``spent``.
     """
 
     KIND = "BEAT"
@@ -197,6 +197,7 @@ class Beat:
     spent: Spent = NOT_SPENT
     memory: Annotated[int, integer(0)] = 0
     aside: MadeWith = ()
+    cost: Cost = NO_COST
 
 
 @dataclass(frozen=True, slots=True)

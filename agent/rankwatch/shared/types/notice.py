@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass
 from typing import Annotated
 
+from ..bounded import BoundedDict
 from ..figures import figure
 from .fields import BatchNumber, Dtype, number
 from .frame import DTYPE_MAX, DTYPE_TINY
@@ -123,6 +124,40 @@ class Notice:
         if self.kind in STANDSTILL:
             return False, -1.0
         return (False, self.batches_left) if self.kind is NoticeKind.HEADROOM else (True, float(self.since))
+
+
+_ODD = {
+    NoticeKind.HEADROOM: "an output came next to overflow",
+    NoticeKind.GROWN: "an output has grown",
+    NoticeKind.BUFFER: "a buffer went bad",
+    NoticeKind.JUMP: "an input jumped",
+    NoticeKind.HARMLESS_LOSS: "a loss was not finite",
+    NoticeKind.SKIPPED_STEP: "a step was skipped",
+}
+"""What may lead to an overflow, so that all batches are worth a look for a while."""
+
+AGAIN = 100
+"""Batches after which the same is news again: what is next to overflow for good is noticed again and again."""
+
+
+def describe_oddity(notice: Notice) -> str:
+    """In a few words, of a kind that may be odd."""
+    is_loss = notice.kind is NoticeKind.JUMP and notice.label.startswith("loss")
+    return "the loss left its range" if is_loss else _ODD[notice.kind]
+
+
+class Oddities:
+    """Which notices of a rank are news of something odd."""
+
+    def __init__(self) -> None:
+        self._last = BoundedDict[tuple[NoticeKind, str, str], int](1024)
+
+    def is_news(self, notice: Notice) -> bool:
+        if notice.kind not in _ODD:
+            return False
+        before = self._last.get(notice.key)
+        self._last[notice.key] = notice.batch
+        return before is None or notice.batch > before + AGAIN
 
 
 def describe_notice(notice: Notice) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Annotated, Any
 
 from ..str_enum import StrEnum
-from .fields import Items, integer
+from .fields import BatchNumber, Items, integer
 
 MAX_PATTERNS = 256
 MAX_TRACED = 10_000
@@ -32,13 +32,20 @@ class Check(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """Changes of options. None leaves an option as it is; an empty tuple is a value."""
+    """Changes of options. None leaves an option as it is; an empty tuple is a value.
+
+    The last three come from the collector itself: the K that all ranks take by their budget, the batch from which it holds, and
+    the batch until which all are measured in full.
+    """
 
     every: Annotated[int, integer(1, MAX_EVERY)] | None = None
     modules: Patterns | None = None
     ignore: Patterns | None = None
     trace_batch_nums: Annotated[tuple[int, ...], Items(MAX_TRACED)] | None = None
     check: Check | None = None
+    pace: Annotated[int, integer(1, MAX_EVERY)] | None = None
+    pace_from: BatchNumber | None = None
+    closely_until: BatchNumber | None = None
 
     def then(self, later: Tuning) -> Tuning:
         """Both changes; where both set an option, the later one wins."""

@@ -65,8 +65,8 @@ class Intake:
             self.books.running.add(rank.number)
             if rank.acknowledged_at is None:
                 self.ending.abort.unacknowledged.add(rank.number)
-        if run.tuning != NO_CHANGE:
-            yield Send(peer, messages.Tune(run.id, run.tuning))  # before WELCOME: the rank's first batch obeys it
+        if run.all_tuning != NO_CHANGE:
+            yield Send(peer, messages.Tune(run.id, run.all_tuning))  # before WELCOME: the rank's first batch obeys it
         folder = run.options.folder_of(run.id)
         known = run.options.heartbeat, run.options.decision_window, rank.stored
         rank.untold = 0
@@ -158,6 +158,7 @@ class Intake:
             self._take_aside(rank, message.aside, now)
             rank.memory.take(message.moment.batch, message.memory)
             rank.spent = message.spent if message.spent.batches else rank.spent
+            self.run.pace.take(rank, message.cost, now)
             if message.first_of_step >= 0:
                 rank.settle(message.settled, message.moment.step, message.first_of_step)
             if message.calls:
@@ -251,6 +252,7 @@ class Intake:
             self._expect_trip(rank, message, now, is_decided=is_decided)
         self.books.note_down(now, message, rank.number)
         if isinstance(message, messages.Noticed):
+            self.run.pace.take_notice(rank.number, message.notice)
             is_new = self.run.notices.take(rank.number, message.notice)
             if is_new and not self.replicas.byproducts.take(message.notice.kind, now):
                 yield self.books.warn(f"{rank.name}: {describe_notice(message.notice)}")

@@ -165,6 +165,30 @@ class WaitedFor(Finding):
 
 
 @dataclass(frozen=True, slots=True)
+class Paced(Finding):
+    """By their budget, ranks measure each K-th batch in full, from this one on. ``why``: why it is each one."""
+
+    every: int
+    first: int
+    why: str = ""
+
+    def describe(self, rank: int) -> str:
+        return f"from batch {self.first} on, 1 of {self.every} is measured in full{f': {self.why}' if self.why else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class LookedClosely(Finding):
+    """All of these batches are measured in full, because of something odd. A later one with the same first batch replaces it."""
+
+    first: int
+    last: int
+    why: str
+
+    def describe(self, rank: int) -> str:
+        return f"batches {self.first} to {self.last} are all measured in full: {self.why}"
+
+
+@dataclass(frozen=True, slots=True)
 class NoStack(Finding):
     """A rank of a stall was asked where it is, and did not say."""
 

@@ -242,6 +242,8 @@ class Report:
     """As it looks so far."""
     made_with: tuple[str, ...] = ()
     """Command, options, commit and versions, as rank 0 tells them: a line each."""
+    measured: str = ""
+    """Which batches were measured in full by a budget; empty: there is none."""
     follows: str = ""
     """The run of another model of the same processes that ended badly just before: this is the same failure."""
 

@@ -21,6 +21,7 @@ from ..ending.rules import Incident, Situation
 from ..ending.silence import CUT_OFF
 from ..keys.budget import Budget
 from ..keys.tables import FrameTables
+from ..pace.pace_desk import PaceDesk
 from ..replicas.replica_desk import ReplicaDesk
 from ..stalls.stall_desk import StallDesk
 from ..trip.skip_desk import SkipDesk
@@ -28,7 +29,7 @@ from ..trip.trip_desk import TripDesk
 from ..trip.verdict import Verdict
 from .batch_desk import BatchDesk
 from .books import Books, Stop, Worry
-from .effects import Alert, Effect, Publish, SendAll, Show
+from .effects import Alert, Effect, Publish, SendAll, Show, Trouble
 from .fact import Finding, OwnFact
 from .intake import Intake
 from .journal import Closed, Entry, JobEnded, JobInterrupted, Opened, Progress, Trained, Waited
@@ -58,6 +59,7 @@ class Run:
     replicas: ReplicaDesk = field(init=False)
     stalls: StallDesk = field(init=False)
     calls: CallsDesk = field(init=False)
+    pace: PaceDesk = field(init=False)
     ending: EndingDesk = field(init=False)
     intake: Intake = field(init=False, repr=False)
     notices: Notices = field(default_factory=Notices)
@@ -95,8 +97,9 @@ class Run:
         self.replicas = ReplicaDesk(books, self.budget, self.notices)
         self.stalls = StallDesk(books)
         self.calls = CallsDesk(books)
+        self.pace = PaceDesk(books)
         self.ending = EndingDesk(books)
-        books.desks = (self.batches, self.replicas, self.stalls, self.calls, self.ending, self.trips, self.skips)
+        books.desks = (self.batches, self.replicas, self.stalls, self.calls, self.ending, self.trips, self.skips, self.pace)
         self.intake = Intake(self)
         books.note_down(0.0, self.opened)
 
@@ -110,6 +113,11 @@ class Run:
     @property
     def verdict(self) -> Verdict | None:
         return self.books.verdict
+
+    @property
+    def all_tuning(self) -> Tuning:
+        """What ranks are told: all changes of their options, and which batches they measure in full by their budget."""
+        return self.tuning if self.tuning.every is not None else self.tuning.then(self.pace.tuning)
 
     @property
     def is_deserted(self) -> bool:
@@ -165,8 +173,11 @@ class Run:
         """Changes options of the ranks: connected ranks are sent the change now, the others when they connect."""
         self.books.note_down(now, messages.Tune(self.id, tuning))
         self.tuning = self.tuning.then(tuning)
+        return self._send_tuning()
+
+    def _send_tuning(self) -> SendAll:
         listening = [rank.peer for rank in self.ranks.values() if rank.is_running and rank.connected]
-        return SendAll(listening, messages.Tune(self.id, self.tuning))
+        return SendAll(listening, messages.Tune(self.id, self.all_tuning))
 
     def interrupt_job(self, event: JobInterrupted, now: float) -> Iterator[Effect]:
         """A signal is ending the job's command."""
@@ -197,6 +208,8 @@ class Run:
             yield from self.ending.look(now, self.successor)
             yield from self._look_for_stall(now)
             yield from self._look_who_is_waited_for(now)
+            if self.pace.look(now, is_given=self.tuning.every is not None):
+                yield self._send_tuning()
             if self.ending.state.is_open:
                 yield from self.stalls.look_who_is_waited_for(now)
         if self.replicas.is_due(now):
@@ -280,6 +293,8 @@ class Run:
             elif not isinstance(one, Worry):
                 yield one
             elif not self.ending.is_decided:
+                if one.trouble is Trouble.DESYNC:
+                    self.pace.take_odd("the replicas came apart")
                 yield Alert(one.trouble, one.text, self.report())
 
     def _look_who_is_waited_for(self, now: float) -> Iterator[Effect]:
@@ -327,6 +342,7 @@ class Run:
             self.ranks[number].take(batch, step, first_frame, frames, loss)
         self.ending.silence.deaf_at = now
         self.replicas.watch.resume()
+        self.pace.forget()
         for number, rank in self.ranks.items():
             rank.stored, rank.missed = rank.seq, 0
             rank.connected, rank.quiet, rank.cut_off = False, CUT_OFF, True

@@ -55,6 +55,7 @@ def report_of(run: Run) -> Report:
         collectives_unkept=run.calls.unkept,
         gaps=run.batches.gaps.all(),
         end=End.FINISHED if ending.decided is None else ending.decided.end,
+        measured="" if run.tuning.every is not None else run.pace.text,
         made_with=(*run.ranks[0].hello.made_with, *run.ranks[0].aside) if 0 in run.ranks else (),
         stops_ranks=ending.outcome in (Outcome.ABORTED, Outcome.STALLED) and ending.aborts,
     )

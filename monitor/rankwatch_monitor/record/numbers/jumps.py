@@ -27,6 +27,10 @@ NEWEST, ABOVE, YOUNG_ABOVE = 8, 1.0, 3.0
 """And it must lie ABOVE doublings above the largest number of the past, and twice as far from the median as that. The NEWEST do
 not count: a reading that grows for some batches before it explodes has a large last number. In a short past none is left out."""
 
+PACE = 0.5
+"""Doublings for each batch before it in which a reading was not measured: it may have grown by x1.41 in each, as outputs do that
+grow until they overflow. Of a number K batches after the last one, less is no jump."""
+
 SETTLED = 16
 """A reading that stays away for so many batches has a new range."""
 
@@ -41,13 +45,14 @@ class Jumps(NamedTuple):
     rises: Array
 
 
-def find_jumps(values: Array, is_weight: Array | None = None) -> Jumps:
+def find_jumps(values: Array, is_weight: Array | None = None, batches_of: Array | None = None) -> Jumps:
     """The jumps of one rank.
 
     Args:
         values: log2 of the abs max of each reading (column) in each batch (row), in the order of the batches; inf where it was
             not finite, nan where it was zero or not measured.
         is_weight: the readings of parameters and buffers.
+        batches_of: the number of each batch; None: they follow each other.
     """
     batches, readings = values.shape
     least = np.where(np.zeros(readings, bool) if is_weight is None else is_weight, WEIGHT_RISE, 0.0)
@@ -57,19 +62,24 @@ def find_jumps(values: Array, is_weight: Array | None = None) -> Jumps:
     # A single spike may be a fault; of those that came and went, the second largest is a number that this reading has.
     spike, largest, known = (np.full(readings, -np.inf, np.float32) for _ in range(3))
     range_ = _Range(past, counts)
+    numbers = np.arange(batches) if batches_of is None else batches_of
+    last_of = np.zeros(readings, np.int64)
     for at in range(batches):
         row = values[at]
+        grown = np.where(counts > 0, PACE * np.maximum(numbers[at] - last_of - 1, 0), 0.0)
         if at <= YOUNG or at % SLOWLY == 0:
             range_ = _Range(past, counts)
         with np.errstate(invalid="ignore"):
             rises[at] = row - range_.centre
-            is_high = (rises[at] >= np.maximum(range_.rise, least)) & (row >= np.maximum(range_.top, known + ABOVE))
+            is_high = rises[at] >= np.maximum(range_.rise, least) + grown
+            is_high &= row >= np.maximum(range_.top, known + ABOVE) + grown
             is_away = is_high & (counts >= LEAST)
         jumped[at] = is_away
         is_over = (away > 0) & ~is_away & np.isfinite(row)
         known = np.where(is_over, np.maximum(known, np.minimum(largest, spike)), known)
         largest = np.where(is_over, np.maximum(largest, spike), largest)
         spike = np.where(is_over, -np.inf, np.where(is_away, np.fmax(spike, row), spike))
+        last_of = np.where(np.isfinite(row), numbers[at], last_of)
         away = np.where(is_away, away + 1, np.where(np.isfinite(row), 0, away))
         taken = np.flatnonzero(np.isfinite(row) & (~is_away | (away > SETTLED)))
         past[taken, :-1] = past[taken, 1:]

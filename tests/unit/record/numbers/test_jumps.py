@@ -94,3 +94,16 @@ def test_units_do_not_matter(values: list[float], unit: float) -> None:
     column = np.log2(np.array(values, np.float32))[:, None]
     scaled = find_jumps(column + np.float32(np.log2(unit))).rises - find_jumps(column).rises
     assert np.nanmax(np.abs(scaled), initial=0.0) < 1e-3
+
+
+@pytest.mark.parametrize("every", [1, 8, 64])
+def test_growth_counts_by_the_batch_where_few_are_measured(every: int) -> None:
+    calm = [1.0, 1.1, 0.9, 1.05] * 5
+    batches = np.arange(0, (len(calm) + 1) * every, every)
+
+    def is_jump(last: float) -> bool:
+        column = np.log2(np.array([*calm, last], np.float32))[:, None]
+        return bool(find_jumps(column, batches_of=batches).jumped[-1, 0])
+
+    assert not is_jump(1.3**every)  # it may have grown since the last number
+    assert is_jump(1e30)

@@ -1,0 +1,1 @@
+"""How many batches are measured in full, by what that costs."""
