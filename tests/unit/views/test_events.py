@@ -90,6 +90,8 @@ TOLD: list[tuple[Fact, str]] = [
         ),
         "rank 0 called another collective than ranks 1-2: its 41st of the default group is barrier at a.py:1 in f; that of",
     ),
+    (journal.Paced(8, 64), "from batch 64 on, 1 of 8 is measured in full"),
+    (journal.LookedClosely(130, 180, "a jump on rank 1"), "batches 130 to 180 are all measured in full: a jump on rank 1"),
     (Gap((5,), 50, 249, "the disk was full"), "batches 50 to 249 are not on record: the disk was full"),
     (journal.Closed(), "the run is over"),
 ]
