@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -61,3 +62,11 @@ def test_what_is_refused(run: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
         assert main(["export", str(tmp_path / name), *options]) == 2
         assert complaint in capsys.readouterr().err
     assert not (tmp_path / "new").exists()
+
+
+def test_json_lines_and_the_name_that_they_had(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", str(run), "--jsonl", "--frames"]) == 0
+    lines = capsys.readouterr().out
+    assert json.loads(lines.splitlines()[0])["what"] == "record"
+    assert main(["dump", str(run), "--frames"]) == 0
+    assert capsys.readouterr() == (lines, "rankwatch: `rankwatch dump` is `rankwatch export --jsonl` now\n")
