@@ -72,7 +72,7 @@ from rankwatch.hook.forwards import Forwards
 from rankwatch.hook.loss import Losses
 from rankwatch.hook.step.guard import Guard
 from rankwatch.measure import collectives
-from rankwatch.measure.counted import COUNTED
+from rankwatch.measure.counted import COUNTED, is_ours
 from rankwatch.measure.extremes import Layout, Measure, TapeRow, layout_of
 from rankwatch.measure.ledger import LEDGER
 from rankwatch.replicas import fingerprints
@@ -448,7 +448,7 @@ def _as_before(original: Callable[..., Any], heard: weakref.WeakSet[_Listener]) 
     """The wrapper of before: it knew the models in a WeakSet, and no ledger."""
 
     def observed(self: Any, *args: Any, **kwargs: Any) -> Any:
-        everyone = tuple(heard) if heard and not collectives.is_ours() else ()
+        everyone = tuple(heard) if heard and not is_ours() else ()
         for listener in everyone:
             if listener.hears("") and self.size() > 1:
                 raise AssertionError("it is not in a forward")

@@ -11,9 +11,10 @@ import ast
 import linecache
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from hashlib import blake2b
+from itertools import islice
 from types import CodeType, FrameType
 from typing import Any
 from weakref import ref
@@ -43,6 +44,9 @@ By these, as ``to`` puts a copy in its place."""
 _EMPTY = frozenset({"empty", "empty_like", "empty_strided", "new_empty"})
 _KEPT = frozenset({"to", "cuda", "cpu", "contiguous", "view", "reshape", "unsqueeze"})
 """Methods of a tensor that may be called upon it, and write nothing of their own."""
+
+Place = tuple[int | None, int | None, int | None, int | None]
+"""Of an instruction: its first and last line, and in these where it begins and ends, in bytes."""
 
 _are_empty = BoundedDict[tuple[CodeType, int], bool](MOST)
 """By the place of a call of ``register_buffer``: whether it is given what ``torch.empty`` made."""
@@ -110,8 +114,8 @@ def _is_given_empty(frame: FrameType) -> bool:
 
 def _source_at(code: CodeType, instruction: int) -> str:
     """The source of the call; empty: Python 3.10 does not know it, or nobody has it."""
-    positions = getattr(code, "co_positions", tuple)()
-    first, last, begin, end = next((at for number, at in enumerate(positions) if number == instruction // 2), (None,) * 4)
+    positions: Iterator[Place] = getattr(code, "co_positions", lambda: iter(()))()
+    first, last, begin, end = next(islice(positions, instruction // 2, None), (None,) * 4)
     lines = [line.encode() for line in linecache.getlines(code.co_filename)[(first or 1) - 1 : last]]
     if first is None or begin is None or not lines:
         return ""

@@ -84,7 +84,7 @@ class FlakyDisk(Part):
         culprit = self.random.randrange(len(crew.ranks))
         batch = crew.overflow(culprit)
         self.counts["overflows"] += 1
-        until(lambda: "\n  abort " in self._told(crew))  # a report waits for the disk, for some seconds
+        until(lambda: "\n  record " in self._told(crew))  # a report waits for the disk, for some seconds
         told = self._told(crew)
         assert f"culprit    rank {culprit} of {len(crew.ranks)}" in told, told
         assert f"batch {batch}" in told, told

@@ -82,7 +82,9 @@ def test_a_copy_of_a_table_that_nobody_wrote_is_told() -> None:
 
 
 class Scaled(nn.Module):
-    """Of eight scales, four are never written."""
+    """Of its scales, three are never written, as far as the source says."""
+
+    late: Tensor
 
     def __init__(self) -> None:
         super().__init__()

@@ -319,11 +319,11 @@ class Sequence:
         told = {rank: tail for rank, tail in known.items() if tail.end >= inquiry.first and tail.calls}
         compared = compare(told.values()) if len(told) > 1 else NOTHING
         if compared.number:
-            found = self._difference(inquiry, told, compared)
+            differ = self._difference(inquiry, told, compared)
             is_late = ended or inquiry.is_pressed or now - inquiry.begun_at > NO_HURRY
-            if is_late or sum(side.count for side in found.sides) >= self.size:
-                self.found = found
-                yield found
+            if is_late or sum(side.count for side in differ.sides) >= self.size:
+                self.found = differ
+                yield differ
             else:  # what the others have called, their next points will say
                 self.inquiry = inquiry
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from rankwatch.shared.types import messages
@@ -11,9 +12,10 @@ from ..keys.tables import FrameTables
 from ..trip.trip_desk import TripDesk
 from .books import Books, Desk
 from .effects import Effect, RecordTrace, Send
-from .gaps import CAME_LATE, SPOOL_FULL, Gap, Gaps
+from .gaps import CAME_LATE, CUT_SHORT, SPOOL_FULL, Gap, Gaps
 from .journal import Closed, Entry, Trained
 from .rank import Rank
+from .report import RankState
 
 
 @dataclass(slots=True)
@@ -54,6 +56,14 @@ class BatchDesk(Desk):
                 text = f"batch {summary.batch} does not fit its frame table"
                 effects.append(Send(rank.peer, messages.Error(text, "none")))
         return effects
+
+    def end(self, ranks: Iterable[Rank]) -> None:
+        """The run ends. Of a rank that was ended, whole batches may never have come: by its last beat it was further."""
+        for rank in ranks:
+            first, last = rank.last_batch + 1, rank.furthest_batch
+            if rank.queued > last - first > 0 and rank.state in (RankState.ABORTED, RankState.LOST):
+                self.gaps.add(rank.number, first, last, CUT_SHORT)
+        self.note_gaps()
 
     def note_gaps(self) -> None:
         """Not while the disk takes nothing: a gap that grows would be noted again and again."""

@@ -10,6 +10,7 @@ from rankwatch.shared.words.text import name_spans
 from .fact import Finding
 
 SPOOL_FULL = "the spool of the rank was full"
+CUT_SHORT = "the rank was ended before it had sent them"
 CAME_LATE = "the rank trained before it came to this collector"
 
 MAX_RANGES = 1024

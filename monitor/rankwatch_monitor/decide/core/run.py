@@ -247,7 +247,7 @@ class Run:
             is_news = not self.ending.is_published
             self.ending.close(now, self.calls.explain)
             self.replicas.note_compared(now, at_once=True)
-            self.batches.note_gaps()
+            self.batches.end(self.ranks.values())
             self.books.find(now, Closed())
             yield self._show(now)
             if self.ending.is_unused:

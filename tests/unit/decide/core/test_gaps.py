@@ -6,6 +6,8 @@ import itertools
 import random
 from dataclasses import replace
 
+import pytest
+
 import makers
 from desk import connected
 from rankwatch.shared.types import messages
@@ -77,6 +79,20 @@ def test_batches_that_a_rank_dropped_or_had_before_it_came_are_gaps() -> None:
         "batches 251 to 257 of rank 0 are not on record: the spool of the rank was full",
         "batches 998 to 999 of rank 1 are not on record: the rank trained before it came to this collector",
     ]
+
+
+@pytest.mark.parametrize("queued", [0, 30])
+def test_batches_that_a_rank_had_not_sent_when_it_was_ended_are_a_gap(queued: int) -> None:
+    desk = connected(2)
+    desk.receive(1, messages.Table(makers.table()))
+    for batch in range(10):
+        desk.receive(1, messages.Batch(batch + 1, makers.summary(batch)))
+    desk.receive(1, replace(makers.beat(30, 0, 0), queued=queued))
+    desk.disconnect(1)
+    desk.end()
+    gaps = [describe_gap(gap, 2) for gap in desk.reports[-1].gaps]
+    told = "batches 10 to 30 of rank 1 are not on record: the rank was ended before it had sent them"
+    assert gaps == ([told] if queued else [])  # where nothing waits, it has sent all that is sent
 
 
 def test_a_resumed_training_and_a_dropped_fingerprint_are_no_gaps() -> None:
