@@ -79,6 +79,7 @@ def test_a_list_has_the_cause_and_the_losses_of_a_run(tmp_path: Path) -> None:
     records.write(tmp_path / "train-0", *parts, Entry(9.0, NO_RANK, Closed()), job="train")
     of = {row["run"]: row for row in Pages(tmp_path).list()}
     assert (of["bad-0"]["cause"], of["train-0"]["cause"]) == ("overflow", "")
+    assert of["train-0"]["model"] == "Gan"
     critic, generator = of["train-0"]["losses"]
     assert [value for _, value in critic][-2:] == [0.96, 0.94]
     assert [at for at, _ in generator] == sorted({at for at, _ in generator})
