@@ -33,7 +33,7 @@ def test_on_a_terminal(training: Training) -> None:
             assert "2 running" in screen
             screen = terminal.await_text("gradient norm")  # in the free rows, beside the loss
             assert re.search(r"^loss \S+.*   gradient norm \S+.*\n[▁-█ ]+$", screen, re.MULTILINE)
-            assert re.search(r"^> \d +running +\d+ +\d +\d\S* ", screen, re.MULTILINE)  # a rank has its loss
+            assert re.search(r"^  rank +state +batch +lag +loss ", screen, re.MULTILINE)  # of each rank
             assert "changed most" not in screen
             terminal.press("g")
             assert re.search(r"blocks\.\d\.square", terminal.await_text("fastest growing"))
@@ -96,7 +96,7 @@ def test_as_lines(training: Training) -> None:
         assert viewer.stdout is not None
         assert "yet: waiting for it" in viewer.stdout.readline()
         with training.begun():
-            assert any(re.search(r"batches/s; 2 running; loss \d", line) for line in viewer.stdout)
+            assert any(re.search(r"batches/s; 2 running; loss -?\d", line) for line in viewer.stdout)
             training.overflow()
             rest = viewer.stdout.read()
     assert viewer.returncode == 0
