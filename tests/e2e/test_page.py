@@ -78,6 +78,7 @@ def test_from_the_list_to_the_verdict(browser: Browser) -> None:
     browser.shows("bad-0")
     assert {"aborted", "finished"} <= set(browser.text(".badge").split())
     assert browser.text(".badge.chip") == "overflow"
+    assert browser.text("td.name").splitlines()[0] in ("bad-0 Model", "good-0 Model")
     points = browser.run("return [...document.querySelectorAll('.spark polyline')].map((line) => line.points.length)")
     assert sorted(points) == [6, 12]  # the loss of each run
     browser.run("[...document.querySelectorAll('main a')].find((a) => a.textContent === 'bad-0').click()")
@@ -290,7 +291,7 @@ def test_runs_are_filtered_sorted_and_compared(tmp_path: Path) -> None:
 
     def listed(browser: Browser) -> list[str]:
         names: list[str] = browser.run(
-            "return [...document.querySelectorAll('tbody td.name')].map((cell) => cell.innerText)"
+            "return [...document.querySelectorAll('tbody td.name a')].map((link) => link.innerText)"
         )
         return names
 

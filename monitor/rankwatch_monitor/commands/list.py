@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from rankwatch.errors import UsageError
-from rankwatch.shared.system.colour import columns_of
+from rankwatch.shared.system.colour import columns_of, is_coloured
 
 from ..record.runs import read_rows
 from ..views import runs
@@ -22,5 +22,8 @@ def main(arguments: argparse.Namespace) -> int:
     if not arguments.runs_dir.is_dir():
         raise UsageError(f"no folder {arguments.runs_dir}: give the one that runs are recorded in")
     found = read_rows(arguments.runs_dir)
-    sys.stdout.write(runs.to_json(found) if arguments.json else runs.render(found, columns_of(sys.stdout)))
+    if arguments.json:
+        sys.stdout.write(runs.to_json(found))
+    else:
+        sys.stdout.write(runs.render(found, columns_of(sys.stdout), is_coloured=is_coloured(sys.stdout)))
     return 0

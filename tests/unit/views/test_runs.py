@@ -17,6 +17,15 @@ def test_what_was_left_out_is_told_once() -> None:
     assert runs.why(ROW._replace(reason="rank 1; 1 step was left out before", skipped=told)).endswith(f"before; {told}")
 
 
+def test_a_run_that_finished_and_did_not_go_well_is_amber_on_a_terminal() -> None:
+    doubtful = ROW._replace(outcome="finished", judged="the loss has grown x6.3 since batch 11")
+    well = ROW._replace(outcome="finished", reason="")
+    head, *lines = runs.render([doubtful, well], 60, is_coloured=True).splitlines()
+    assert [line.startswith("\x1b[33mtrain-0  finished, but  ") for line in lines] == [True, False]
+    assert lines[0].endswith("...\x1b[0m")
+    assert "\x1b" not in head + lines[1] + runs.render([doubtful], 60)
+
+
 def test_a_line_is_cut_to_the_columns_of_a_terminal_and_whole_elsewhere() -> None:
     head, line = runs.render([ROW], 60).splitlines()
     assert head.split() == ["run", "state", "ranks", "batches", "why"]

@@ -6,7 +6,7 @@ import os
 import re
 from typing import TextIO
 
-_RED, _BOLD, _END = "\x1b[1;31m", "\x1b[1m", "\x1b[0m"
+_RED, _AMBER, _BOLD, _END = "\x1b[1;31m", "\x1b[33m", "\x1b[1m", "\x1b[0m"
 
 _TITLE = re.compile(r"rankwatch: .*")
 _LABEL = re.compile(r"(  )(\S+)(?= |$)")
@@ -29,6 +29,11 @@ def columns_of(stream: TextIO | None) -> int:
         return os.get_terminal_size(stream.fileno()).columns
     except OSError:
         return 0
+
+
+def amber(text: str) -> str:
+    """For what went on, or to its end, and not well."""
+    return f"{_AMBER}{text}{_END}"
 
 
 def coloured(text: str, stream: TextIO | None) -> str:

@@ -99,6 +99,7 @@ class Pages:
         shown = {**runs.to_dict(row), "began": row.began, "ended": row.ended}
         with RunRecord(folder / FILE) as record:
             shown["rate"] = None if shown["stalled"] else pace_over_all(record, row.world_size)
+            shown["model"] = sources.model_of(record)
             shown["losses"] = sources.sparks(record)
             shown["cause"] = sources.cause_of(record) if row.is_over else ""
         if row.is_over or not row.is_alive:
@@ -166,6 +167,7 @@ class RunPages:
             "is_over": is_over,
             "began": record.began(),
             "ended": standings.time,
+            "model": sources.model_of(record),
             "silent_collector": not is_over and _are_stale(standings),
             "standing": None if is_over or standings.run is None else standings.run._asdict(),
             "standings": [] if is_over else [standing._asdict() for standing in standings.ranks],

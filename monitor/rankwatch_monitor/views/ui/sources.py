@@ -37,6 +37,10 @@ SPARK, SPARK_SEGMENTS = 48, 16
 """Points of the small curve of a loss in a list of runs, and the segments of digests that are read for it, at most."""
 
 
+NEWEST = 8
+"""The newest envelopes in whose tables the root is looked for."""
+
+
 class NewDigests:
     """These columns of the digests of a record that came since they were taken last."""
 
@@ -113,6 +117,15 @@ def _spark(places: Array, numbers: Array) -> list[tuple[int, float | None]]:
     count, fine = np.bincount(places), np.bincount(places, is_fine)
     sums = np.bincount(places, np.where(is_fine, numbers, 0.0).astype(np.float64))
     return [(at, short(sums[at] / count[at]) if fine[at] == count[at] else None) for at in np.flatnonzero(count).tolist()]
+
+
+def model_of(record: RunRecord) -> str:
+    """The class of the model: of the root in the newest frame tables, that of a backward lacks it. Empty where there is none."""
+    for number in dict.fromkeys(key.table for key in record.newest_envelopes(NEWEST)):
+        for spec in record.table(number).specs:
+            if not spec.module:
+                return spec.module_class
+    return ""
 
 
 def cause_of(record: RunRecord) -> str:

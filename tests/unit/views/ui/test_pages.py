@@ -23,6 +23,7 @@ from rankwatch_monitor.record.schema import FILE
 from rankwatch_monitor.record.store import Store
 from rankwatch_monitor.views.ui import pages as of_pages
 from rankwatch_monitor.views.ui.pages import Pages, RunPages
+from rankwatch_monitor.views.ui.sources import SPARK
 
 
 @pytest.mark.parametrize(("heartbeat", "is_silent"), [(1.0, True), (10.0, False)])
@@ -79,10 +80,11 @@ def test_a_list_has_the_cause_and_the_losses_of_a_run(tmp_path: Path) -> None:
     records.write(tmp_path / "train-0", *parts, Entry(9.0, NO_RANK, Closed()), job="train")
     of = {row["run"]: row for row in Pages(tmp_path).list()}
     assert (of["bad-0"]["cause"], of["train-0"]["cause"]) == ("overflow", "")
+    assert of["train-0"]["model"] == "Gan"
     critic, generator = of["train-0"]["losses"]
     assert [value for _, value in critic][-2:] == [0.96, 0.94]
     assert [at for at, _ in generator] == sorted({at for at, _ in generator})
-    assert generator[-1] == (of_pages.sources.SPARK * 7 // 8, -4.07)
+    assert generator[-1] == (SPARK * 7 // 8, -4.07)
 
 
 def test_another_run_of_a_name_is_another_run(tmp_path: Path) -> None:

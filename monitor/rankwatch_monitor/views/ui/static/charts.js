@@ -88,7 +88,7 @@ const Charts = (() => {
   });
 
   const key = (more) => ({
-    type: "scroll", top: 6, icon: "path://M0,0h18v3h-18z", itemWidth: 18, itemHeight: 15, textStyle: text(), pageTextStyle: text(), inactiveColor: colour("--line"), ...more,
+    type: "scroll", top: 6, icon: "path://M0,0h18v3h-18z", itemWidth: 18, itemHeight: 15, textStyle: { ...text(), lineHeight: 18 }, pageTextStyle: text(), inactiveColor: colour("--line"), ...more,
   });
 
   // ``what`` is the kind of a row ("rank", "module"); a click or Enter on a cell calls ``select(row, column)``.
@@ -216,11 +216,12 @@ const Charts = (() => {
   const figure = (value) => (Math.abs(value) >= 0.001 && Math.abs(value) < 1e5 ? String(Number(value.toPrecision(4))) : value === 0 ? "0" : number(value));
 
   const size = (value) => figure(value).replace(".00e", "e"); // at an axis
-  // A logarithmic axis of whole decades. Of ten and more only some have labels, and those of its ends would touch these.
+  // A logarithmic axis of whole decades, of which six at most have labels.
   function decades(numbers) {
     const [low, high] = [Math.floor(Math.log10(Math.min(...numbers))), Math.ceil(Math.log10(Math.max(...numbers)))];
-    const showEnds = high - low < 10;
-    return { type: "log", min: 10 ** low, max: 10 ** Math.max(high, low + 1), axisLabel: { formatter: size, showMinLabel: showEnds, showMaxLabel: showEnds } };
+    const interval = Math.max(1, Math.ceil((high - low) / 6));
+    const least = Math.floor(low / interval) * interval;
+    return { type: "log", min: 10 ** least, max: 10 ** Math.max(Math.ceil(high / interval) * interval, least + interval), interval, axisLabel: { formatter: size } };
   }
 
   // ``clock`` of [batch, seconds since the first one]: the seconds at any batch between them.

@@ -9,7 +9,7 @@ const part = (title) => { const section = h("section", null, h("h2", null, title
 const slot = () => { const place = h("div"); main.append(place); return place; };
 
 main.append(
-  h("h1", null, report.run.id),
+  h("h1", null, `${report.run.id} `, h("span", { class: "class" }, overview.model)),
   Views.summary(overview),
   ...[Views.stall(report), Views.collectives(report), Views.verdict(report, { isOpen: true }), Views.skipped(report), Views.replicas(overview.replicas)].filter(Boolean));
 const loss = slot();

@@ -94,7 +94,8 @@ const PAGES = {
   compare: () => Runs.compare(),
 
   overview() {
-    main.append(h("h1", null, run));
+    const model = h("span", { class: "class" });
+    main.append(h("h1", null, `${run} `, model));
     const [state, found, loss, heat, noticed, others, table] = Array.from({ length: 7 }, slot);
     const curves = Runs.curves(loss, others);
     const draw = Charts.folded(heat, "rank", query.has("measure"), (row, column, grid) => {
@@ -103,6 +104,7 @@ const PAGES = {
     }, h("form", { method: "get" }, measure()));
     follow(api("overview", chosen("measure")), (body) => {
       const { report } = body;
+      model.textContent = body.model;
       state.replaceChildren(Views.summary(body, Views.link(`/compare?${new URLSearchParams({ run })}`, "compare with another run")), body.silent_collector ? h("p", null, "The collector has been silent for more than three heartbeats.") : "");
       found.replaceChildren(...[Views.stall(report), Views.collectives(report), Views.verdict(report, { links: links(body) }), Views.skipped(report), Views.replicas(body.replicas)].filter(Boolean));
       draw(body.grid, Views.marks(body.order));

@@ -15,7 +15,7 @@ const Runs = (() => {
 
   // What the table shows of a run, by its head.
   const cells = (run) => (run.unreadable ? [Views.cell(run.run, "name", "run"), Views.badge(run), "", "", "", "", Views.brief(run.began), "", run.unreadable]
-    : [Views.cell(Views.link(where(run.run), run.run), "name", "run"), h("span", { class: "chips" }, Views.badge(run), Views.chip(run.cause)), run.world_size, run.batches, Views.rate(run.rate), Views.sparks(run.losses), Views.brief(run.began), took(run), why(run) && h("div", { class: "clamp", title: why(run) }, why(run))]);
+    : [Views.cell(h("span", null, Views.link(where(run.run), run.run), " ", h("span", { class: "class" }, run.model)), "name", "run"), h("span", { class: "chips" }, Views.badge(run), Views.chip(run.cause)), run.world_size, run.batches, Views.rate(run.rate), Views.sparks(run.losses), Views.brief(run.began), took(run), why(run) && h("div", { class: "clamp", title: why(run) }, why(run))]);
 
   function worth(run, { text, state }) {
     const words = [run.run, run.job, run.state, run.cause, run.stalled, run.reason, run.unreadable].filter(Boolean).join(" ").toLowerCase();
