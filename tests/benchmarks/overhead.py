@@ -411,13 +411,12 @@ def table_of_budget(
     bare, rows = trainees["bare"].seconds, list[Line]()
     for mode, trainee in trainees.items():
         every = trainee.watch._detector.whereabouts.cost.every if mode == "budget" and trainee.watch is not None else 1
-        ratios, more = (
-            _by_share([way(mine, its) for mine, its in zip(trainee.seconds, bare, strict=True)], max(every, 1))
-            for way in (lambda mine, its: mine / its, lambda mine, its: 1e6 * (mine - its) / calls)
-        )
-        text = "" if mode != "budget" else verdict(more, 10.0) if largest is None else verdict(ratios, largest)
-        rows.append({"title": title, "mode": mode, "ratio": ratios, "us": more, "every": every, "verdict": text})
-        print(f"  {mode:<14}{ratios:9.4f}{more:11.2f}{every:5}  {text}", flush=True)
+        pairs = list(zip(trainee.seconds, bare, strict=True))
+        ratio = _by_share([mine / its for mine, its in pairs], max(every, 1))
+        more = _by_share([1e6 * (mine - its) / calls for mine, its in pairs], max(every, 1))
+        text = "" if mode != "budget" else verdict(more, 10.0) if largest is None else verdict(ratio, largest)
+        rows.append({"title": title, "mode": mode, "ratio": ratio, "us": more, "every": every, "verdict": text})
+        print(f"  {mode:<14}{ratio:9.4f}{more:11.2f}{every:5}  {text}", flush=True)
         trainee.close()
     return rows
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -51,7 +52,7 @@ def main(how: str) -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     net, is_culprit = Net(), dist.get_rank() == dist.get_world_size() - 1
-    model: nn.Module = fully_shard(net) if how == "fsdp" else DDP(net)
+    model: Any = fully_shard(net) if how == "fsdp" else DDP(net)
     optimizer = torch.optim.SGD(net.parameters(), 1e-7)
     gain = next(part for part in net.modules() if isinstance(part, Gain))
     with rankwatch.watch(model):

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from notebook import Gain, learn, model_of, ones, sgd, watched, watching
-from rankwatch.judge.batch import BatchInProgress, BatchPart, BatchState
-from rankwatch.judge.health import EVERY, HORIZON, LOOKS, NEAR, Health
+from rankwatch.judge.batch import EVERY, BatchInProgress, BatchPart, BatchState
+from rankwatch.judge.health import HORIZON, LOOKS, NEAR, Health
 from rankwatch.measure.modules import NamedModule
 from rankwatch.measure.recorder import PendingFrame
 from rankwatch.measure.tape import Cell

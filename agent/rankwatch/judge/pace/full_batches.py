@@ -139,9 +139,9 @@ class FullBatches:
         full, between = ([one for one in self._samples if one.is_full is is_full] for is_full in (True, False))
         if not self.is_measuring or self.cost.every or min(len(full), len(between)) < SAMPLES:
             return
-        own = [median(one.own for one in same) for same in (full, between)]
+        high, low = (median(one.own for one in same) for same in (full, between))
         bare = median(one.whole - one.own for one in self._samples)
-        self.cost = Cost(fewest(*own, bare, self._budget), *own, bare)
+        self.cost = Cost(fewest(high, low, bare, self._budget), high, low, bare)
         self._known_at = now
         self._samples.clear()
 

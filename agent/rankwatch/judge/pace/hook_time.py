@@ -5,6 +5,7 @@ By wall time of steps one percent cannot be seen: it is less than what two steps
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable
@@ -16,6 +17,8 @@ from torch import nn
 from ...rerun.forward import Forward, RootEntry
 from ..events import ForwardBegan, ForwardComes, RootLeft
 from .full_batches import FullBatches, Sample
+
+log = logging.getLogger(__name__)
 
 AROUND = 3e-6
 """Seconds of each call of a hook outside of its door: torch's way around a module with a hook, and the hook's own first lines.
@@ -91,8 +94,8 @@ class DeviceLaps:
 
 
 def _event() -> Any:
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    event.record()  # type: ignore[no-untyped-call]
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
     return event
 
 
@@ -100,6 +103,15 @@ def laps_of(model: nn.Module) -> Callable[[], Laps]:
     """What takes the time of this model's hooks."""
     parameter = next(model.parameters(), None)
     return DeviceLaps if parameter is not None and parameter.is_cuda else HostLaps
+
+
+def _refusal(entry: RootEntry) -> str:
+    """Why this forward must not be run again. Of code that fails as it is looked at, each batch is measured, as ever."""
+    try:
+        return Forward(entry.module, entry.args, entry.kwargs, "output", entry=entry).refusal
+    except Exception as error:
+        log.debug("whether a forward can be run again is not known: %r", error)
+        return f"whether a batch can be run again is not known: {type(error).__name__}"
 
 
 class _Timed(NamedTuple):
@@ -195,6 +207,5 @@ class HookTime:
         if self._called() != self._called_before:
             self._full.refuse("its forward communicates")
         elif self._doors.laps is not None and not self._is_known:  # once: it goes through all modules
-            why = Forward(entry.module, entry.args, entry.kwargs, "output", entry=entry).refusal
-            if why:
+            if why := _refusal(entry):
                 self._full.refuse(why)

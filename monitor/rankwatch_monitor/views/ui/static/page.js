@@ -105,7 +105,7 @@ const PAGES = {
     follow(api("overview", chosen("measure")), (body) => {
       const { report } = body;
       model.textContent = body.model;
-      state.replaceChildren(Views.summary(body, Views.link(`/compare?${new URLSearchParams({ run })}`, "compare with another run")), body.silent_collector ? h("p", null, "The collector has been silent for more than three heartbeats.") : "");
+      state.replaceChildren(Views.summary(body, Views.link(`/compare?${new URLSearchParams({ run })}`, "compare with another run")), report.measured ? h("p", { class: "faint" }, `Measured in full: ${report.measured}`) : "", body.silent_collector ? h("p", null, "The collector has been silent for more than three heartbeats.") : "");
       found.replaceChildren(...[Views.stall(report), Views.collectives(report), Views.verdict(report, { links: links(body) }), Views.skipped(report), Views.replicas(body.replicas)].filter(Boolean));
       draw(body.grid, Views.marks(body.order));
       curves(body.grid);
