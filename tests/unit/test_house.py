@@ -273,6 +273,7 @@ def test_dev_adds_to_test_only_what_no_test_needs_to_pass() -> None:
         ("_active_ddp_module|_get_fsdp_state|_disable_current_modes", "touch.torch_private"),
         (r"\.f_back\b", "touch.stack hook.running rerun.user_line"),
         (r"\b_rankwatch\b", "touch.patched"),
+        (r"\w\.(buffers|parameters|modules)\(\)", "demo"),  # elsewhere: ``touch/parts.py``
     ],
 )
 def test_what_of_torch_is_touched_lies_in_one_place(name: str, home: str) -> None:

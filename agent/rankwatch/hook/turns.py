@@ -22,6 +22,7 @@ from ..judge.events import BackwardBegins, BackwardEnded, OtherStepDone, ScalerS
 from ..measure.modules import class_name
 from ..shared.bounded import BoundedDict
 from ..shared.types.frame import LOSS_OF_SOME, OF_MODULE
+from ..touch.parts import parameters_in
 from ..touch.stack import outwards
 from .hooks import Hooks
 
@@ -178,7 +179,7 @@ class LossTurns:
                 for one in _outwards(path):  # the class of the critic, not that of the layers in it
                     module = modules.get(one, hooks.root)
                     is_told = not path or not type(module).__module__.startswith("torch.")
-                    if is_told and (one == path or all(id(value) in parameters for value in module.parameters())):
+                    if is_told and (one == path or all(id(value) in parameters for value in parameters_in(module))):
                         return self._unique(class_name(module), path or class_name(module))
                 return self._unique(path, path)
         return self._unique("another model", "another model")

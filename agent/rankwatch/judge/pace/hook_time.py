@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from ...rerun.forward import Forward, RootEntry
+from ...touch.parts import parameters_in
 from ..events import ForwardBegan, ForwardComes, RootLeft
 from .full_batches import FullBatches, Sample
 
@@ -101,7 +102,7 @@ def _event() -> Any:
 
 def laps_of(model: nn.Module) -> Callable[[], Laps]:
     """What takes the time of this model's hooks."""
-    parameter = next(model.parameters(), None)
+    parameter = next(parameters_in(model), None)
     return DeviceLaps if parameter is not None and parameter.is_cuda else HostLaps
 
 
