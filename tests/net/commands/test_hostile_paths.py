@@ -64,10 +64,10 @@ def test_a_path_is_printed_and_not_obeyed(folder: Path, tmp_path: Path, command:
     assert done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("command", ["report", "top", "stack", "dump", "diff", "replay", "archive", "list", "ui"])
+@pytest.mark.parametrize("command", ["report", "top", "stack", "export", "diff", "replay", "archive", "list", "ui"])
 def test_a_name_of_5000_letters_is_a_usage_error(command: str) -> None:
     name = "x" * 5000
-    more = {"diff": [name], "archive": ["nowhere"]}.get(command, [])
+    more = {"diff": [name], "archive": ["nowhere"], "export": ["--jsonl"]}.get(command, [])
     done = rankwatch(command, name, *more)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "longer than any file's" in done.stderr
