@@ -235,7 +235,7 @@ const Charts = (() => {
   // How the lines of a chart look: a rank is thin where there is a mean, which is thick and lies above it; each of several losses
   // has a colour. "Critic, rank 0" is rank 0 of that loss.
   function styled(drawn) {
-    const of = (line) => line.name.slice(0, Math.max(0, line.name.lastIndexOf(", ")));
+    const of = (line) => (/^(.*), (?:mean of the ranks|lowest|highest|rank \d+)$/.exec(line.name) || [])[1];
     const losses = [...new Set(drawn.map(of))];
     const hasMean = drawn.some((line) => line.rank === null);
     const colours = colour("--series").split(" ");
