@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from pathlib import Path
 
@@ -14,17 +15,14 @@ from gate import times
 settings.register_profile("rankwatch", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("rankwatch")
 
+os.environ["RANKWATCH_BUDGET"] = "0"
+"""All batches of a model that is watched in this process are measured in full, whatever that costs on this machine."""
+
 
 @pytest.fixture(autouse=True)
 def _no_capsules(monkeypatch: pytest.MonkeyPatch) -> None:
     """Models that are watched in this process write none into the working directory; jobs do, into their runs."""
     monkeypatch.setenv("RANKWATCH_CAPSULE", "off")
-
-
-@pytest.fixture(autouse=True)
-def _no_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All batches of a model that is watched in this process are measured in full, whatever that costs on this machine."""
-    monkeypatch.setenv("RANKWATCH_BUDGET", "0")
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -174,8 +174,8 @@ OUTSIDE = Outside()
 """What runs outside of all models."""
 
 
-UNHURRIED = {"RANKWATCH_CLOSEUP": "60"}
-"""A close-up may take two seconds of wall time, which other processes may take away."""
+UNHURRIED = {"RANKWATCH_CLOSEUP": "60", "RANKWATCH_BUDGET": "0"}
+"""A close-up may take two seconds of wall time, which other processes may take away; a budget may leave batches out."""
 
 
 def watched(model: nn.Module, **options: Any) -> tuple[Detector, Notebook]:

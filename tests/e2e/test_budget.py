@@ -1,4 +1,4 @@
-"""Real jobs under a budget: what goes bad late is named as with every=1, and all ranks have the same full batches."""
+"""Real jobs under the default budget: what goes bad late is named as with every=1, and all ranks have the same full batches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TRUTHS = {
 
 def trained(folder: Path, how: str) -> Job:
     """Beats come often, as these batches are short."""
-    return run_job(folder, torchrun("budgeted.py", how), "--heartbeat", "0.1", env={"RANKWATCH_BUDGET": "0.02"})
+    return run_job(folder, torchrun("budgeted.py", how), "--heartbeat", "0.1", env={"RANKWATCH_BUDGET": ""})
 
 
 @pytest.mark.parametrize("how", TRUTHS)

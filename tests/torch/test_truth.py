@@ -86,7 +86,7 @@ def test_between_the_batches_that_are_measured_in_full_it_is_as_true(case: Case[
 @pytest.mark.filterwarnings("ignore")
 def test_under_a_budget_it_is_as_true(case: Case[Trip]) -> None:
     """As after the first batches: one of 64 is full, and what is odd has the next ones be so."""
-    found = said(replace(case, options={**case.options, "budget": 0.02}), Tuning(pace=64, pace_from=0))
+    found = said(replace(case, options={**case.options, "budget": 0.03}), Tuning(pace=64, pace_from=0))
     how = judged(case.truth, found)
     if case.name in HIDDEN:
         assert not found.tripped or how == "right", found

@@ -50,7 +50,7 @@ def watch(
     ignore: Sequence[str] = (),
     check: str | Check | None = None,
     every: int | None = None,
-    budget: float = 0.0,
+    budget: float = 0.02,
     modules: Sequence[str] = (),
     weights_every: int = 16,
     fingerprints: int = 16,
@@ -90,7 +90,7 @@ def watch(
         every: every ``every``-th batch, all modules are measured. Of the other batches, only the root's output, the loss and the
             gradients before a step are looked at; one that shows an inf or nan is run again with all modules measured. None:
             as ``budget`` says.
-        budget: the share of a step's time that watching may take, ``0.02``: after 20 batches, each rank knows what it costs, and
+        budget: the share of a step's time that watching may take: after 20 batches, each rank knows what it costs, and
             all measure every K-th batch, 64 at most; after something odd, all of the next 50. 0: every batch is measured, as
             with ``policy="strict"``, ``gradients`` or ``trace_batch_nums``, and where the model communicates in its forward.
         modules: shell patterns of the modules to watch, ``["encoder.*"]``; none: all. The root is always watched.

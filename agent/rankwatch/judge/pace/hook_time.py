@@ -110,7 +110,7 @@ def _refusal(entry: RootEntry) -> str:
     """Why this forward must not be run again. Of code that fails as it is looked at, each batch is measured, as ever."""
     try:
         return Forward(entry.module, entry.args, entry.kwargs, "output", entry=entry).refusal
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  of classes that we do not know
         log.debug("whether a forward can be run again is not known: %r", error)
         return f"whether a batch can be run again is not known: {type(error).__name__}"
 
@@ -207,6 +207,5 @@ class HookTime:
             return
         if self._called() != self._called_before:
             self._full.refuse("its forward communicates")
-        elif self._doors.laps is not None and not self._is_known:  # once: it goes through all modules
-            if why := _refusal(entry):
-                self._full.refuse(why)
+        elif self._doors.laps is not None and not self._is_known and (why := _refusal(entry)):  # once: through all modules
+            self._full.refuse(why)

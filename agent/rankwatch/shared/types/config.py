@@ -176,7 +176,7 @@ class Config:
     ignore: Annotated[tuple[str, ...], _patterns] = ()
     check: Annotated[Check | None, _unless_none(_one_of(Check))] = None
     every: Annotated[int | None, _unless_none(_at_least(1))] = None
-    budget: Annotated[float, _share] = 0.0
+    budget: Annotated[float, _share] = 0.02
     modules: Annotated[tuple[str, ...], _patterns] = ()
     weights_every: Annotated[int, _at_least(0)] = 16
     fingerprints: Annotated[int, _at_least(0)] = 16
