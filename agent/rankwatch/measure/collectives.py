@@ -22,7 +22,7 @@ from torch import Tensor
 from ..touch.patched import patch
 from ..touch.torch_private import never_compile, process_groups
 from ..touch.unseen import quietly
-from .counted import BARRIERS, COUNTED, count, count_ddp, counted, is_ours, meet_groups
+from .counted import BARRIERS, COUNTED, WRAPPERS, count, count_ddp, counted, is_ours, meet_groups
 from .recorder import Recorder, Reduction
 from .tape import Cell
 
@@ -215,6 +215,7 @@ def _observed(method: str, original: Callable[..., Any]) -> Callable[..., Any]:
                 _started.setdefault(work, []).append(_Started(weakref.ref(listener), call.name, call.parts, written))
         return work
 
+    WRAPPERS.add(observed.__code__)
     never_compile(observed)
     return observed
 

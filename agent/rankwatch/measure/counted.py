@@ -1,7 +1,9 @@
 """Counts the collectives of this process in its ledger, by what must be alike on all members of a group.
 
 Counted are those that are called from Python, by the wrappers of ``collectives.py``; and what DDP calls in C++, as one call of
-its own kind: a backward that reduces gradients, a broadcast of buffers. Sends and receives are pairs, and are not counted.
+its own kind: a backward that reduces gradients, a broadcast of buffers. From torch 2.14 on, process groups tell of each call that
+is dispatched (pull request 186300): so all that C++ calls is counted, too, DDP's buckets as well as the collectives of DTensor
+and of compiled code. Sends and receives are pairs, and are not counted.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from threading import get_ident
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -24,7 +26,7 @@ from ..touch.patched import patch
 from ..touch.stack import calling, outwards
 from ..touch.torch_private import group_facts, groups_so_far, modes_on, never_compile, process_groups
 from ..touch.unseen import runs_in_earnest
-from .ledger import KEPT, LEDGER, DistinctCall, Signature
+from .ledger import KEPT, LEDGER, DistinctCall, MetGroup, Signature
 from .walk import outputs_of
 
 log = logging.getLogger(__name__)
@@ -137,13 +139,20 @@ def is_ours() -> bool:
 def meet_groups() -> None:
     """What was called before in the groups that there are is unseen. They are compared only if it was as much on each member."""
     for group, before in groups_so_far():
-        LEDGER.meet(group, group_facts(group), before)
+        _meet(group, before)
+
+
+def _meet(group: Any, before: int = 0) -> MetGroup:
+    met = LEDGER.meet(group, group_facts(group), before)
+    if met.calls is not None and hasattr(group, "register_pre_hook"):
+        group.register_pre_hook(HOOK, partial(_dispatched, id(group)))
+    return met
 
 
 def count(rule: CountedMethod, group: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """A collective begins, called by the caller of the caller: even if it never ends, it was called."""
     try:
-        known = _known.get(id(group)) or LEDGER.meet(group, group_facts(group))
+        known = _known.get(id(group)) or _meet(group)
         if (calls := known.calls) is None or (modes_on() and not runs_in_earnest()):  # a rerun stops before it communicates
             return
         try:
@@ -181,12 +190,14 @@ def _is_on_host(args: Any) -> bool:
     return bool(getattr(args, "is_cpu", False))
 
 
-def _made(kind: str, alike: Alike, group: Any, frame: FrameType) -> DistinctCall:
+def _made(kind: str, alike: Alike, group: Any, frame: FrameType | None) -> DistinctCall:
     numel, dtype, op, root = alike
     facts = group_facts(group)
     if facts is not None and 0 <= root < len(facts.ranks):
         root = facts.ranks[root]
     signature = Signature(kind, numel, str(dtype or "").removeprefix("torch."), _OPS.get(op, ""), root)
+    if frame is None:
+        return DistinctCall(signature, None, 0)
     callers = [one.f_code.co_name for one in outwards(sys._getframe(3))][:8]
     return DistinctCall(signature, frame.f_code, frame.f_lineno, next((name for name in callers if name in _EXCHANGES), ""))
 
@@ -209,8 +220,64 @@ def counted(method: str, original: Wrapped) -> Wrapped:
             count(rule, self, args, kwargs)
         return original(self, *args, **kwargs)
 
+    WRAPPERS.add(called.__code__)
     never_compile(called)
     return called
+
+
+# --- what is dispatched -----------------------------------------------------------------------------------------------
+
+HOOK = 0x72616E6B
+"""The number of our hook of a process group, which has one of each number."""
+
+WRAPPERS: set[CodeType] = set()
+"""The code of those that count what they call: what is dispatched from there is counted already."""
+
+_DISPATCHED = {
+    "BROADCAST": CountedMethod("broadcast", 0, root=True),
+    "ALLREDUCE": CountedMethod("all_reduce", 0),
+    "REDUCE": CountedMethod("reduce", 0, root=True),
+    "ALLGATHER": CountedMethod("all_gather"),
+    "REDUCE_SCATTER": CountedMethod("reduce_scatter"),
+    "ALLTOALL": CountedMethod("all_to_all"),
+    "GATHER": CountedMethod("gather", root=True),
+    "SCATTER": CountedMethod("scatter", root=True),
+    "BARRIER": CountedMethod("barrier"),
+}
+"""By torch's names. Which reduction it is, torch does not say here."""
+
+_standing_in = 0
+"""The thread of a rank that has joined, which calls from Python what the others call in C++."""
+
+
+def _dispatched(place: int, call: Any) -> None:
+    """A collective of the group that has this ``id`` begins, called from anywhere."""
+    try:
+        frame = _caller()
+        if frame is not None and frame.f_code in WRAPPERS and _standing_in != get_ident():
+            return
+        rule, known = _DISPATCHED.get(call.name.name), _known.get(place)
+        if rule is None or known is None or known.calls is None:
+            return
+        given = call.input_tensors
+        numel = sum([tensor.numel() for tensor in given]) if rule.sized is not None else NONE
+        alike = numel, given[0].dtype if numel >= 0 and given else None, NONE, call.root if rule.has_root else NONE
+        frame = None if frame is None else calling(frame)
+        key = HOOK, rule.kind, alike, None if frame is None else (id(frame.f_code), frame.f_lasti)
+        if (made := _distinct.get(key)) is None:
+            made = _distinct[key] = _made(rule.kind, alike, known.group(), frame)
+        (known.on_host if known.on_host is not None and _is_on_host(given) else known.calls).add(made)
+    except Exception:
+        LEDGER.stop()
+        log.exception(_FAULT)
+
+
+def _caller() -> FrameType | None:
+    """Who calls what the caller of this was called for; None: a thread of C++."""
+    try:
+        return sys._getframe(2)
+    except ValueError:
+        return None
 
 
 # --- DDP --------------------------------------------------------------------------------------------------------------
@@ -243,7 +310,7 @@ class _DdpCall:
             return
         self._is_counted = True
         group = ddp.process_group
-        calls = (LEDGER.known.get(id(group)) or LEDGER.meet(group, group_facts(group))).calls
+        calls = (_known.get(id(group)) or _meet(group)).calls
         if calls is not None:
             calls.add(self._call)
 
@@ -282,11 +349,16 @@ def _reached(call: _DdpCall, _: Tensor | None) -> None:
 
 
 def _uncounted(original: Wrapped) -> Wrapped:
-    """A rank that has joined calls here from Python what the others call in C++."""
+    """A rank that has joined calls here from Python what the others call in C++: it is counted where that is."""
 
     def called(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with unheard():
-            return original(self, *args, **kwargs)
+        global _standing_in
+        before, _standing_in = _standing_in, get_ident()
+        try:
+            with unheard():
+                return original(self, *args, **kwargs)
+        finally:
+            _standing_in = before
 
     never_compile(called)
     return called

@@ -298,6 +298,16 @@ def one_barrier_more(folder: Path) -> None:
 
 
 @case
+def one_more_in_c(folder: Path) -> None:
+    """As a layer that is tensor parallel calls it."""
+    own = silent()
+    dist.all_reduce(values(), group=own)
+    if rank() == 0:
+        torch.ops._c10d_functional.all_reduce(values(), "sum", own.group_name)
+    dist.barrier(group=own)
+
+
+@case
 def another_kind(folder: Path) -> None:
     own = silent()
     dist.all_reduce(values(), group=own)

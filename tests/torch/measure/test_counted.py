@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed
 
 from jobs import environment, forked
 
@@ -27,6 +28,7 @@ ALIKE = [
     *("uneven_experts", "uneven_gathers", "ddp", "ddp_with_buffers", "unused_parameters", "joined", "zero_redundancy"),
     *("saved", "saved_beside", "later", "coalesced", "pairs", "group_that_ends", "made_again"),
 ]
+ARE_DISPATCHED = hasattr(torch.distributed.ProcessGroup, "register_pre_hook")
 OF_FOUR = ["mesh", "subgroups", "fsdp2", "joined"]
 
 SUM = "all_reduce of 8 float32 (sum)"
@@ -143,7 +145,20 @@ def test_what_ddp_calls_in_c_counts_as_one_call_each(two: Calls) -> None:
         ("ddp", "uneven_gathers", ["DDP's backward, of the forward"] * 3),
         ("ddp_with_buffers", "ddp", ["DDP's buffers, of the forward", "DDP's backward, of the forward"] * 2),
     ):
-        assert [line.rpartition(" at ")[0] for line in since(two, name, before)] == expected
+        told = [line.rpartition(" at ")[0] for line in since(two, name, before)]
+        assert [what for what in told if what.startswith("DDP's ")] == expected
+        buckets = {what.partition(" ")[0] for what in told} - {"DDP's"}
+        assert buckets <= {"all_reduce", "all_gather", "broadcast"} if ARE_DISPATCHED else not buckets
+
+
+@pytest.mark.skipif(not ARE_DISPATCHED, reason="process groups tell of what C++ calls from torch 2.14 on")
+def test_what_is_called_in_c_is_counted_by_its_line_in_python(tmp_path: Path) -> None:
+    first, second = (
+        list(noted.values())[-1]["last"] for noted in Calls(tmp_path, 2, "one_more_in_c").noted("one_more_in_c")
+    )
+    assert [line.rpartition(" at ")[0] for line in first] == [SUM, "all_reduce of 8 float32", "barrier"]
+    assert [line.rpartition(" at ")[0] for line in second] == [SUM, "barrier"]
+    assert first[1].endswith(" in one_more_in_c")
 
 
 def test_sends_and_receives_are_not_counted(two: Calls) -> None:
