@@ -8,6 +8,7 @@ and of compiled code. Sends and receives are pairs, and are not counted.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import sys
 import weakref
@@ -270,6 +271,16 @@ def _dispatched(place: int, call: Any) -> None:
     except Exception:
         LEDGER.stop()
         log.exception(_FAULT)
+
+
+def _stop_hearing() -> None:
+    """A group may live longer than the interpreter, and would then take down a hook that is not there any more: it crashed."""
+    for known in tuple(_known.values()):
+        if (group := known.group()) is not None and hasattr(group, "unregister_pre_hook"):
+            group.unregister_pre_hook(HOOK)
+
+
+atexit.register(_stop_hearing)
 
 
 def _caller() -> FrameType | None:
