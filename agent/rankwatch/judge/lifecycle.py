@@ -415,9 +415,14 @@ class Life:
         state = BatchState.BATCH if origin is BatchOrigin.TRAINING else BatchState.RESERVED
         is_full = self.full.is_full(number) or traced
         batch = BatchInProgress(self.position, steps.number, origin=origin, state=state, traced=traced, is_full=is_full)
-        if is_full:
-            batch.is_first_full, self._last_full = number // EVERY > self._last_full // EVERY, number
+        self._note_full(batch)
         return batch
+
+    def _note_full(self, batch: BatchInProgress) -> None:
+        """A batch has its number."""
+        if batch.is_full:
+            number = batch.position.batch
+            batch.is_first_full, self._last_full = number // EVERY > self._last_full // EVERY, number
 
     def _take_over(self, batch: BatchInProgress, origin: BatchOrigin, steps: Steps) -> BatchInProgress:
         """No backward has reached the candidate: what begins now has its number."""
@@ -476,6 +481,7 @@ class Life:
             if not (task == self._last_task != NO_TASK or is_numbered):
                 self.position = Position(self.position.batch + 1, 0, 0)
             batch.position = self.position
+            self._note_full(batch)
             batch.move(BatchState.RESERVED)
         elif batch.origin is not BatchOrigin.TRAINING:
             self.position = max(batch.position, self.position)
