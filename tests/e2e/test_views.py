@@ -67,7 +67,7 @@ def test_diff(good: Job) -> None:
     assert "batch 3 of good-0" in rankwatch("diff", run, "--batch", "3", "--batch", "4")
 
 
-def test_dump(bad: Job) -> None:
+def test_the_record_as_json_lines(bad: Job) -> None:
     lines = [json.loads(line) for line in rankwatch("export", "--jsonl", str(bad.run_dir), "--frames").splitlines()]
     kinds = [line["kind"] for line in lines if line["what"] == "event"]
     assert kinds[0] == "opened"
@@ -75,7 +75,7 @@ def test_dump(bad: Job) -> None:
     assert {"hello", "tripped", "decided"} <= set(kinds)
     (tripped,) = [line for line in lines if line.get("kind") == "tripped"]
     assert tripped["rank"] == bad.verdict["rank"] == 1
-    command = f"{' '.join(RANKWATCH)} dump {bad.run_dir} --frames | head -1"
+    command = f"{' '.join(RANKWATCH)} export --jsonl {bad.run_dir} --frames | head -1"
     head = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=environment(), check=True)
     assert (len(head.stdout.splitlines()), head.stderr) == (1, "")
     recorded = {(line["rank"], line["batch"]) for line in lines if line["what"] == "batch"}

@@ -10,7 +10,7 @@ from pathlib import Path
 from .opened import OpenedCapsule
 
 PARTS = (
-    *("errors.py", "measure/walk.py", "shared/printable.py"),
+    *("errors.py", "measure/walk.py", "shared/printable.py", "touch/parts.py"),
     *("rerun/capsule/files.py", "rerun/capsule/surroundings.py", "rerun/capsule/tensor_file.py"),
     *("replay/call.py", "replay/code.py", "replay/definitions.py", "replay/opened.py", "replay/plain_run.py"),
     "replay/rebuild.py",

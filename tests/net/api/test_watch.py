@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import ValuesView
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -200,14 +200,15 @@ def test_a_model_that_is_watched_again_goes_on_in_its_run(
 
 
 def test_an_abort_that_comes_between_two_watches_of_a_model_stops_the_training(collector: Running) -> None:
-    class Slow(Net):
-        def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
+    class Slow(dict[str, nn.Parameter | None]):
+        def values(self) -> ValuesView[nn.Parameter | None]:  # type: ignore[override]
             for link in links:  # the second watch is being made
                 link._abort(Abort("rank 5 of 8: inf", 5, 1000.0, 10.0))
-            return super().parameters(recurse)
+            return super().values()
 
     links = list[Link]()
-    model = Slow()
+    model = Net()
+    model._parameters = Slow(model._parameters)
     first = rankwatch.watch(model)
     assert first._link is not None
     links.append(first._link)
