@@ -148,7 +148,7 @@ def _meet(group: Any, before: int = 0) -> MetGroup:
     if met.calls is not None and hasattr(group, "register_pre_hook"):
         try:
             group.register_pre_hook(HOOK, partial(_dispatched, id(group)))
-        except (TypeError, RuntimeError) as error:  # it was tried with torch 2.14.1: another version may ask for something else
+        except (TypeError, RuntimeError) as error:  # another torch than 2.14 may ask for more
             log.debug("what C++ calls is not counted: %s", error)
     return met
 
