@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections import Counter
 from pathlib import Path
 
@@ -14,6 +15,11 @@ from gate import times
 # No test depends on how fast the machine is.
 settings.register_profile("rankwatch", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("rankwatch")
+
+# A shell that runs the tests in the background has them ignore these, and so would each process that a test starts.
+for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 os.environ["RANKWATCH_BUDGET"] = "0"
 """All batches of a model that is watched in this process are measured in full, whatever that costs on this machine."""
