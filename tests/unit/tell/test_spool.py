@@ -41,6 +41,14 @@ def test_due_messages_are_the_unsent_ones() -> None:
     assert not spool.wait_until_empty(0)
 
 
+def test_urgent_is_a_trip_that_was_not_sent() -> None:
+    spool = Spool()
+    spool.append(lambda seq: messages.Tripped(seq, makers.trip()))
+    assert [message.seq for message in spool.urgent()] == [1]
+    spool.sent = 1
+    assert spool.urgent() == []
+
+
 def test_only_batches_that_were_never_sent_count_as_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MOST, messages.Batch, 2)
     spool = Spool()
