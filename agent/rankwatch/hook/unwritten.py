@@ -93,7 +93,7 @@ def _emptying(original: Callable[..., Any]) -> Callable[..., Any]:
 def _registering(original: Callable[..., Any]) -> Callable[..., Any]:
     def register_buffer(self: nn.Module, name: str, tensor: Any, *args: Any, **kwargs: Any) -> Any:
         done = original(self, name, tensor, *args, **kwargs)
-        if type(tensor) is Tensor:
+        if not torch.compiler.is_dynamo_compiling() and type(tensor) is Tensor:
             try:
                 if not tensor._version and _is_given_empty(sys._getframe(1)):
                     _remember(self, name)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from notebook import learn, sgd, watched
+from rankwatch.hook.unwritten import remember_empty
 from rankwatch.shared.types.notice import NEVER_WRITTEN, NoticeKind, describe_notice
 
 
@@ -120,3 +121,25 @@ def test_a_buffer_that_torch_empty_made_is_told_where_nobody_wrote_it(monkeypatc
     text = "a bad buffer: (root) (Scaled), {}: " + NEVER_WRITTEN
     names = ["lost", "moved", "spread"] if sys.version_info >= (3, 11) else []
     assert noticed(model) == [text.format(name) for name in names]
+
+
+class Counting(nn.Linear):
+    """torch registers the new buffer."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.calls: Tensor
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls = self.calls + 1
+        return super().forward(x)
+
+
+def test_a_compiled_forward_replaces_a_buffer_as_ever() -> None:
+    remember_empty()
+    model = Counting()
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    for _ in range(3):
+        compiled(torch.rand(2, 4))
+    assert int(model.calls) == 3
