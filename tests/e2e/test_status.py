@@ -18,9 +18,9 @@ pytestmark = pytest.mark.e2e
 @pytest.mark.slow
 def test_run_shows_a_line_and_leaves_a_clean_terminal(training: Training) -> None:
     with closing(Tmux(training.job, FAULT_FILE=training.env["FAULT_FILE"])) as terminal:
-        screen = terminal.await_text("  change +")
-        (line,) = [line for line in screen.splitlines() if "  change +" in line]
-        assert line.startswith("rankwatch: train-0  2/2 ranks  batch ")
+        screen = terminal.await_text("  loss ")
+        (line,) = [line for line in screen.splitlines() if "  loss " in line]
+        assert line.startswith("rankwatch: train-0  2/2 ranks running  batch ")
         training.overflow()
         terminal.await_text("ended 77")
     with closing(Pty([*training.command, "--", *forked_apart("train.py", "healthy")], training.env)) as bare:
@@ -28,7 +28,7 @@ def test_run_shows_a_line_and_leaves_a_clean_terminal(training: Training) -> Non
     shown, _, after = bare.seen.decode().rpartition(FREE)
     assert "rankwatch: train-0.2  " in shown
     assert "rankwatch: run train-0.2 finished" in after
-    assert " ranks  batch" not in after
+    assert " ranks running  batch" not in after
 
 
 @pytest.mark.slow
