@@ -137,7 +137,7 @@ def test_once(tmp_path: Path) -> None:
     assert "crowd-0: job crowd, restart 0, 64 ranks on 8 nodes" in text
     assert "\x1b" not in text
     assert "\x1b[1m" in once(FORCE_COLOR="1").stdout
-    assert "\n8             running         3 " in once("--node", crowds.host(8)).stdout
+    assert re.search("^8 +running +3 ", once("--node", crowds.host(8)).stdout, re.MULTILINE)
     assert "rank 9 of 64 (gpu-a100-0001.cluster, local rank 1)" in once("--rank", "9").stdout
     for arguments, why in (
         (("--rank", "64"), "there is no rank 64 in a run of 64"),
