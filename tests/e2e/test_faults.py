@@ -11,7 +11,7 @@ import os
 import shutil
 import signal
 import subprocess
-import threading
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -307,29 +307,45 @@ def small_disk(site: Site) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(site.runs)], check=True)
 
 
-def fill(disk: Path) -> None:
-    with contextlib.suppress(OSError), open(disk / "filler", "ab", buffering=0) as filler:
+FILL = """
+import contextlib, os, sys
+def fill():
+    with contextlib.suppress(OSError), open(sys.argv[1], "ab", buffering=0) as filler:
         while True:
             filler.write(bytes(512))
+fill()
+print("full", flush=True)
+if "keep" in sys.argv:
+    os.nice(-20)
+    while True:
+        fill()
+"""
+
+
+def filling(disk: Path, *how: str) -> subprocess.Popen[str]:
+    """A process that has filled the disk; ``keep``: it goes on."""
+    command = [sys.executable, "-S", "-c", FILL, str(disk / "filler"), *how]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "full\n"
+    return process
+
+
+def fill(disk: Path) -> None:
+    assert filling(disk).wait() == 0
 
 
 @contextlib.contextmanager
 def kept_full(disk: Path) -> Iterator[None]:
-    """What is freed is taken at once: SQLite frees its log where it closes a record that the disk refused."""
-    fill(disk)
-    freed = threading.Event()
+    """What is freed is taken at once: SQLite frees its log where it closes a record that the disk refused.
 
-    def keep() -> None:
-        while not freed.wait(0.001):
-            fill(disk)
-
-    keeper = threading.Thread(target=keep)
-    keeper.start()
-    try:
-        yield
-    finally:
-        freed.set()
-        keeper.join()
+    By a process that goes before all others: what a busy machine lets a record have meanwhile, it writes.
+    """
+    with filling(disk, "keep") as process:
+        try:
+            yield
+        finally:
+            process.kill()
 
 
 @pytest.mark.slow
