@@ -6,9 +6,12 @@ torch's method cannot be called.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
 
 from torch import Tensor, nn
+
+_Value = TypeVar("_Value", bound=Tensor)
 
 
 def modules_in(root: nn.Module, _known: set[int] | None = None) -> Iterator[nn.Module]:
@@ -25,19 +28,17 @@ def modules_in(root: nn.Module, _known: set[int] | None = None) -> Iterator[nn.M
 
 def parameters_in(root: nn.Module) -> Iterator[nn.Parameter]:
     """Each once, also where modules share it."""
-    known: set[int] = set()
-    for module in modules_in(root):
-        for value in module._parameters.values():
-            if value is not None and id(value) not in known:
-                known.add(id(value))
-                yield value
+    return _each_once(value for module in modules_in(root) for value in module._parameters.values())
 
 
 def buffers_in(root: nn.Module) -> Iterator[Tensor]:
     """Each once, also where modules share it."""
+    return _each_once(value for module in modules_in(root) for value in module._buffers.values())
+
+
+def _each_once(values: Iterable[_Value | None]) -> Iterator[_Value]:
     known: set[int] = set()
-    for module in modules_in(root):
-        for value in module._buffers.values():
-            if value is not None and id(value) not in known:
-                known.add(id(value))
-                yield value
+    for value in values:
+        if value is not None and id(value) not in known:
+            known.add(id(value))
+            yield value
