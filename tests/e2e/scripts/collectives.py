@@ -19,7 +19,9 @@ from torch import nn
 
 import rankwatch
 
-STEPS, AT, SEEN = 150, 6, 10
+STEPS, AT = 150, 6
+TOLD = AT + 2
+"""The step after which ranks wait until the difference was told: within two steps."""
 
 begun: list[object] = []
 """What nobody waits for."""
@@ -108,7 +110,7 @@ def main(name: str, told: Path | None = None) -> None:
             dist.all_gather([flag() for _ in range(dist.get_world_size())], flag())
         if name in CASES:
             CASES[name](step, odd=rank == which and step == AT)
-        while step == SEEN and told is not None and not told.exists():
+        while step == TOLD and told is not None and not told.exists():
             time.sleep(0.01)
     dist.barrier()
     watch.close()
