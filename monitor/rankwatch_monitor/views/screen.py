@@ -83,17 +83,10 @@ def _without(fields: Fields, labels: Sequence[str]) -> Iterator[Fields]:
 def clip(text: str, rows: int) -> str:
     """The beginning of a field's text, in so many rows; a command is whole."""
     columns = COLUMNS - FIELD_INDENT - 2 - len(MORE)  # further lines are indented by two more
-    lines = [line for part in text.split("\n") for line in _wrap(part, columns)]
+    lines = [line for part in text.split("\n") for line in textwrap.wrap(part, columns, break_on_hyphens=False)]
     if len(lines) <= rows or text.startswith(COMMAND):
         return text
-    end = 0  # a path that is longer than a row goes on in the next one: no space belongs there
-    for line in lines[:rows]:
-        end = text.index(line, end) + len(line)
-    return text[:end].replace("\n", " ") + MORE
-
-
-def _wrap(text: str, columns: int) -> list[str]:
-    return textwrap.wrap(text, columns, break_on_hyphens=False, expand_tabs=False, replace_whitespace=False)
+    return " ".join(lines[:rows]) + MORE
 
 
 def _rows(title: str, fields: Fields) -> int:

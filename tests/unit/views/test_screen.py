@@ -115,9 +115,3 @@ def test_the_state_of_an_end_has_the_file_that_was_saved_last() -> None:
     lost = report(None, Outcome.LOST, made_with=("saved: /data/run/step-50.pt, after batch 49",), course=COURSE)
     assert "UTC; last saved step-50.pt, after batch 49\n" in on_screen(replace(lost, reason="rank 1 was lost"))
     assert "  saved      /data/run/step-50.pt, after batch 49\n" in as_text.render(lost)
-
-
-def test_a_path_that_is_longer_than_a_row_has_no_space_in_it() -> None:
-    text = f"aten.mul at /{'very-long/' * 12}train.py:63, in forward: {'x = y * z; ' * 20}"
-    for rows in (1, 2, 3):
-        assert text.startswith(screen.clip(text, rows).removesuffix(screen.MORE))
