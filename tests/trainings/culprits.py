@@ -94,6 +94,22 @@ def loss_of_no_tokens() -> Training:
     return lost(loss_of)
 
 
+@spoilt(**LOST, operator="aten.div.Tensor", also=[0])
+def loss_of_gathered_rows() -> Training:
+    """One rank's row of zeros is divided by its norm; all ranks gather it."""
+
+    def loss_of(out: Tensor, is_bad: bool) -> Tensor:
+        rows = out * (torch.arange(4)[:, None] != 1 if is_bad else 1.0)
+        rows = rows / rows.norm(dim=-1, keepdim=True)
+        parts = [torch.empty_like(rows) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, rows.detach())
+        parts[dist.get_rank()] = rows
+        every = torch.cat(parts)
+        return nn.functional.cross_entropy(10 * every @ every.T, torch.arange(len(every)))
+
+    return lost(loss_of)
+
+
 @spoilt(**LOST, operator="aten.mul.Tensor")
 def loss_times_nan() -> Training:
     """Under a scaler, after a micro-batch that was not reduced."""
