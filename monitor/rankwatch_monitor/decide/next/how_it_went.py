@@ -24,6 +24,7 @@ NOTICED = {
     NoticeKind.SKIPPED: "backward-skipped",
     NoticeKind.ALONE: "each-alone",
     NoticeKind.BUFFER: "bad-buffer",
+    NoticeKind.NO_GRADIENT: "no-gradient",
 }
 """The notices that say that a run did not go well, with the reason's kind. The others may pass, or mean nothing."""
 
