@@ -47,3 +47,12 @@ def test_a_nan_that_the_all_reduce_handed_to_both_is_no_single_ranks(tmp_path: P
     assert (job.verdict["cause"], job.verdict["alike_ranks"]) == ("weight", [0, 1])
     assert "culprit    no single rank (ranks 0-1 of 2 at once), batch 5" in job.stdout
     assert "both ranks have it; which one made it is not known: gradients=True tells" in job.stdout
+
+
+def test_a_rank_that_has_fewer_batches_than_the_others(tmp_path: Path) -> None:
+    job = run_job(tmp_path, forked("fewer_batches.py"))
+    assert job.report["outcome"] in ("failed", "lost")  # as gloo ends it: by an error, or by SIGABRT
+    assert (
+        "ranks ran unequal numbers of batches: rank 1 ended after 20, rank 0 was in its 21st; give" in job.report["reason"]
+    )
+    assert job.report["advice"]["action"] == "fix-code"

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from judged import report_of
+from rankwatch_monitor.decide.ending.judgement import Doubt
 from rankwatch_monitor.decide.next.how_it_went import judgement_of
+from rankwatch_monitor.record.course import find_signs
 from trainings.case import Case
 from trainings.judged import JUDGED
 from trainings.judged.truth import Went
@@ -25,10 +27,14 @@ ALL = [pytest.param(case, id=name, marks=() if name in QUICK else pytest.mark.sl
 @pytest.mark.parametrize("case", ALL)
 @pytest.mark.filterwarnings("ignore")
 def test_how_a_training_went(case: Case[Went], tmp_path: Path) -> None:
-    judged = judgement_of(report_of(case, tmp_path / "train-0"))
+    on_the_way: list[Doubt] = []
+    judged = judgement_of(
+        report_of(case, tmp_path / "train-0", lambda record: on_the_way.extend(find_signs(record, 1).reasons))
+    )
     assert judged is not None
     if case.truth.badly:
         assert (judged.healthy, judged.reasons[0].kind) == (False, case.truth.badly)
     else:
         assert judged.reasons == ()
+        assert on_the_way == []  # wherever it had been stopped
         assert judged.healthy or not case.truth.well

@@ -10,7 +10,7 @@ import numpy as np
 from rankwatch.shared.types.frame import NARROW_DTYPES
 
 from ..decide.ending.course import Course, GrownReading, LossAt, LossCourse, NearestReading
-from ..decide.ending.judgement import signs_of
+from ..decide.ending.judgement import Signs, signs_of
 from .judged import read_numbers
 from .numbers.headroom import Readings, choose
 from .numbers.layout import Array
@@ -37,7 +37,7 @@ def find_course(record: RunRecord, world_size: int) -> Course:
     """Raises StoreError."""
     first, last = _ends(record, world_size)
     losses, pace = _losses(record, first, last), _pace(first, last)
-    steps = int(last["step"].max()) - int(first["step"].min()) if len(first) and len(last) else None
+    steps = _steps(first, last)
     return Course(
         seconds=max(0.0, record.last_heard() - record.began()),
         pace=pace,
@@ -50,6 +50,16 @@ def find_course(record: RunRecord, world_size: int) -> Course:
         signs=signs_of(read_numbers(record, steps), pace),
         began=record.began(),
     )
+
+
+def find_signs(record: RunRecord, world_size: int) -> Signs:
+    """What the numbers of a run say so far. Raises StoreError."""
+    first, last = _ends(record, world_size)
+    return signs_of(read_numbers(record, _steps(first, last)), _pace(first, last))
+
+
+def _steps(first: Array, last: Array) -> int | None:
+    return int(last["step"].max()) - int(first["step"].min()) if len(first) and len(last) else None
 
 
 def pace_over_all(record: RunRecord, world_size: int) -> float | None:

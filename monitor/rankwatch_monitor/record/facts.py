@@ -65,7 +65,10 @@ def row_after(row: RunRow, fact: Fact) -> RunRow:
     if isinstance(fact, messages.Bye):
         return row._replace(batches=max(row.batches, fact.moment.batch + 1))
     if isinstance(fact, journal.Decided):
-        return row._replace(outcome=fact.outcome.value, reason=fact.reason, is_final=row.is_final or fact.abort)
+        is_final = row.is_final or fact.abort
+        return row._replace(outcome=fact.outcome.value, reason=fact.reason, is_final=is_final, judged="")
+    if isinstance(fact, journal.Doubted):
+        return row._replace(judged="; ".join(one.text for one in fact.reasons))
     if isinstance(fact, journal.Skipped):
         return row._replace(skipped=fact.so_far)
     if isinstance(fact, journal.Stood):

@@ -35,8 +35,12 @@ JUMPED = 2.0
 RANKS = 1024
 """Ranks whose losses are compared, at most."""
 
-KINDS = 4
-"""Kinds of parts whose envelopes are looked at."""
+KINDS, NEWEST = 4, 4096
+"""Kinds of parts whose envelopes are looked at, and the newest envelopes among which these are looked for: by a budget, one batch
+of very many is measured in full."""
+
+APART = 4
+"""A kind of part is still there if the end is not so many times as far from the last one as these are from each other."""
 
 _COLUMNS = ("rank", "batch", "table", "loss", "norm", "started", "ended")
 
@@ -102,6 +106,7 @@ class _Weights:
         keys = self._record.nearest_envelopes(self._key, (first, last)) if self._rows else []
         if len(keys) < 2:
             return 0.0
+        keys[1] = self._record.next_envelope(self._key, last) or keys[1]
         before, now = (self._record.envelope(key).high[self._rows].astype(np.float64) for key in keys)
         is_known = (before > 0) & (now > 0) & np.isfinite(now)
         growth = np.log2(now[is_known] / before[is_known])
@@ -151,12 +156,22 @@ def _thinned(batches: Array, values: Array) -> ByBatch:
 
 def _kinds(record: RunRecord) -> Iterator[list[EnvelopeKey]]:
     """The first and the last envelopes of each kind of part that is still there at the end, in the order of the batches."""
-    newest = record.newest_envelopes(LASTS * KINDS)
-    for kind in list(dict.fromkeys((key.first_frame, key.table) for key in newest))[:KINDS]:
-        last = [key for key in reversed(newest) if (key.first_frame, key.table) == kind][-LASTS:]
+    newest, by_kind = record.newest_envelopes(NEWEST), dict[tuple[int, int], list[EnvelopeKey]]()
+    for key in newest:
+        by_kind.setdefault((key.first_frame, key.table), []).append(key)
+    there = [last for same in by_kind.values() if _is_there(last := same[:LASTS][::-1], newest[0].batch)]
+    for last in there[:KINDS]:
         first = record.first_envelopes(last[0], FIRST)
-        if len(last) >= FIRST and first and first[-1].batch < last[0].batch:
+        last = [key for key in last if key.batch > first[-1].batch]
+        if len(last) >= FIRST:
             yield [*first, *last]
+
+
+def _is_there(last: list[EnvelopeKey], end: int) -> bool:
+    if len(last) < FIRST:
+        return False
+    apart = max(now.batch - before.batch for before, now in pairwise(last))
+    return end - last[-1].batch <= max(LASTS, APART * apart)
 
 
 def _unchanged(record: RunRecord, kinds: list[list[EnvelopeKey]]) -> int | None:

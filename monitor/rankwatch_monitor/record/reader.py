@@ -313,6 +313,16 @@ class RunRecord:
             found = [self._database.execute(query, (*key[1:3], batch)).fetchone() for batch in batches]
             return [EnvelopeKey(*row) for row in found if row is not None]
 
+    def next_envelope(self, key: EnvelopeKey, batch: int) -> EnvelopeKey | None:
+        """The key of the first envelope of the same kind of part from this batch on."""
+        query = (
+            "SELECT batch, first_frame, tbl, ranks FROM envelopes WHERE first_frame = ? AND tbl = ? AND batch >= ? "
+            "ORDER BY batch LIMIT 1"
+        )
+        with self._explained():
+            row = self._database.execute(query, (*key[1:3], batch)).fetchone()
+            return None if row is None else EnvelopeKey(*row)
+
     def envelope(self, key: EnvelopeKey) -> Envelope:
         query = "SELECT ranks, body FROM envelopes WHERE batch = ? AND first_frame = ? AND tbl = ?"
         with self._explained():

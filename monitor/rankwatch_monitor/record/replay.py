@@ -13,6 +13,7 @@ from ..decide.core.ledger import Ledger
 from ..decide.core.options import Options
 from ..decide.core.report import Report
 from ..decide.core.run import Run
+from ..decide.ending.judgement import Signs
 from .course import find_course
 from .handed import find_handed
 from .origin import find_origin
@@ -47,7 +48,10 @@ def take(record: RunRecord, *, course_so_far: bool = False) -> Snapshot:
     run = restored(record)
     report = replace(run.report(), folder=printable(str(record.path.parent.absolute())))
     has_answer = report.verdict is not None or run.over or course_so_far
-    return Snapshot(searched(report, record) if has_answer else report, run.over)
+    report = searched(report, record) if has_answer else report
+    if report.course is not None and not run.over:
+        report = replace(report, course=report.course._replace(signs=Signs(reasons=report.doubts)))
+    return Snapshot(report, run.over)
 
 
 def _with_origins(report: Report, record: RunRecord) -> Report:

@@ -10,18 +10,12 @@ from typing import NamedTuple
 
 from rankwatch.shared.printable import cleaned, paragraph
 
-from .schema import FILE, StoreError, explained, open_to_read
+from .schema import FILE, StoreError, beside, explained, open_to_read
 from .writer_lock import is_alive
 
 log = logging.getLogger(__name__)
 
 QUERY = "SELECT began, job, restart, world_size, batches, outcome, reason, gaps, stalled, is_over, is_final FROM run"
-
-JUDGED = "SELECT value FROM meta WHERE name = 'judged'"
-"""Of a run that did not go well, though it finished: its numbers say so once it is over."""
-
-SKIPPED = "SELECT value FROM meta WHERE name = 'skipped'"
-"""Not of every run: a record of an earlier release has no column for it."""
 
 COLUMNS = QUERY.count(",") + 1
 
@@ -32,7 +26,8 @@ class RunRow(NamedTuple):
     ``ended`` is when it was last heard of. ``outcome`` and ``reason`` are empty until they are decided. ``is_final``: an abort
     was decided, or a rank tripped, so a lost rank that comes back does not reopen the run. ``gaps`` says which batches are not
     on record. ``stalled``: the stall that there is, or was at the end. ``is_alive``: a collector writes the record, or the run
-    is over. ``skipped``: which steps were left out. ``judged``: why it did not go well, though it finished.
+    is over. ``skipped``: which steps were left out. ``judged``: what speaks against it, though it goes on or has
+    finished.
     """
 
     run: str
@@ -66,9 +61,7 @@ def read_row(folder: Path) -> RunRow:
         alive = is_over or boot is None or is_alive(folder, boot[0], heard[0], time.time())
         last = database.execute("SELECT time FROM events ORDER BY id DESC LIMIT 1").fetchone()
         ended = last[0] if is_over and last else heard[0]
-        skipped = database.execute(SKIPPED).fetchone() or ("",)
-        judged = database.execute(JUDGED).fetchone() or ("",)
-        run = RunRow._make((folder.resolve().name, *row[:-2], is_over, is_final, alive, ended, skipped[0], judged[0]))
+        run = RunRow._make((folder.resolve().name, *row[:-2], is_over, is_final, alive, ended, *beside(database)))
         return cleaned(run)._replace(reason=paragraph(run.reason))
 
 

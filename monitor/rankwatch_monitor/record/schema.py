@@ -68,6 +68,10 @@ CREATE TABLE summaries (
 """
 
 
+BESIDE = "skipped", "judged"
+"""Fields of a run in a list that are in the table ``meta``: a record of an earlier release has no columns for them."""
+
+
 class RecordConnection(SoundConnection):
     """Takes what it reads only in the types of these tables."""
 
@@ -87,6 +91,12 @@ class RecordGone(StoreError):
 
     def __init__(self, path: Path) -> None:
         super().__init__(f"the record {path} was removed or replaced while it was written", path)
+
+
+def beside(database: sqlite3.Connection) -> list[str]:
+    """What the run has of BESIDE."""
+    found = dict(database.execute("SELECT name, value FROM meta WHERE name IN (?, ?)", BESIDE))
+    return [found.get(name, "") for name in BESIDE]
 
 
 def is_new(database: sqlite3.Connection) -> bool:

@@ -27,7 +27,7 @@ from .mounts import is_on_network
 from .numbers.digest import Columns, Envelope, RankSummary, summarise
 from .numbers.layout import DIGEST, Array, pack_digests, pack_part, pack_table, unpack_digests
 from .runs import RunRow
-from .schema import CREATE, SCHEMA, WRITER_TIMEOUT, RecordConnection, StoreError, explained, is_new
+from .schema import BESIDE, CREATE, SCHEMA, WRITER_TIMEOUT, RecordConnection, StoreError, beside, explained, is_new
 from .writer_lock import Claim
 
 SEGMENT = 4096
@@ -112,8 +112,8 @@ class Store:
             self._database.execute(f"PRAGMA user_version = {SCHEMA}")  # a write, which makes that file
         self._events = self._one("SELECT COUNT(*) FROM events")
         row = self._database.execute(runs.QUERY).fetchone()
-        skipped = self._database.execute(runs.SKIPPED).fetchone() or ("",)
-        self.row = RunRow("", *row)._replace(skipped=skipped[0]) if row else RunRow("")
+        skipped, judged = beside(self._database)
+        self.row = RunRow("", *row)._replace(skipped=skipped, judged=judged) if row else RunRow("")
         """What a list shows of the run, according to what was written."""
         self._bytes = {
             name: self._one(f"SELECT TOTAL(LENGTH(body)) FROM {name}") for name in ("summaries", "envelopes", "tables")
@@ -134,7 +134,7 @@ class Store:
         """
         with self._explained(), self._database:
             self._database.execute("BEGIN IMMEDIATE")
-            skipped = self.row.skipped
+            before = self.row
             for name, value in meta.items():
                 self._database.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, value))
             self._write_events([entry for entry in entries if not isinstance(entry.fact, Trained)], time)
@@ -146,8 +146,9 @@ class Store:
             if self.row.world_size:
                 values = self.row[1 : 1 + runs.COLUMNS]
                 self._database.execute(f"INSERT OR REPLACE INTO run VALUES (1{', ?' * len(values)})", values)
-            if self.row.skipped != skipped:
-                self._database.execute("INSERT OR REPLACE INTO meta VALUES ('skipped', ?)", (self.row.skipped,))
+            for name in BESIDE:
+                if (value := getattr(self.row, name)) != getattr(before, name):
+                    self._database.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (name, value))
             self._trim()
         self._claim.take()
         return headroom

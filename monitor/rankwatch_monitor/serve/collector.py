@@ -62,6 +62,7 @@ from .door.fair_queue import SLICE, Turns, is_long
 from .door.inbox import Dropped, Ended, Found, Inbox, Letter, Parted
 from .files.publisher import Publisher
 from .files.run_folder import RunsFolder
+from .files.run_judge import RunJudge
 from .files.unwritten import FileWrite
 from .files.writer import RecordWriter
 from .metrics.meters import LoopCounts, Meters
@@ -140,6 +141,7 @@ class Collector:
         self._show_ranks, self._alert = show_ranks, alert
         self._meters = meters
         self._publisher = Publisher(runs, self._write, show, lambda run, late: self._writer.unstored(run, late=late))
+        self._judge = RunJudge(runs.record_of, self._write)
         self._received = self._received_bytes = 0
         self._backlog = Backlog()
         self._turns = Turns()
@@ -239,6 +241,7 @@ class Collector:
         self._perform(Tick())
         self._record()
         self._publisher.show_late()
+        self._judge.look(self.ledger.runs.values(), time.monotonic())
         self._count()
 
     def interrupt(self, signal: str) -> None:
@@ -442,6 +445,8 @@ class Collector:
         self._wake.drain()
         while self._exited:
             self._perform(self._exited.popleft())
+        for judged in self._judge.found():
+            self._perform(judged)
         for run, gaps in self._writer.lost().items():
             self._perform(Unrecorded(run, gaps))
         for run, seqs in self._writer.stored().items():

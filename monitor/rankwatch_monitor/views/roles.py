@@ -74,7 +74,7 @@ def _deaths(report: Report) -> dict[int, tuple[int, str]]:
     if not rows:
         return {}
     cause = min(rows, key=lambda row: (dead.index(row.state), row.left))
-    absent = absent_for(cause, report.ranks) if cause.state is RankState.FAILED else []
+    absent = absent_for(cause, report.ranks)
     after = f"without {name_spans([row.rank for row in absent])}" if absent else f"after rank {cause.rank}"
     victims = {
         row.rank: (VICTIM, f"{row.state.value} {after}")

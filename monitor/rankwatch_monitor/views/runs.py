@@ -22,13 +22,13 @@ _CUT = "..."
 def render(runs: Sequence[RunRow], columns: int = 0, *, is_coloured: bool = False) -> str:
     """One line for each run under a line of names, newline at its end; cut to the ``columns`` of a terminal, if there is one.
 
-    ``is_coloured``: a run that finished, and did not go well, is amber.
+    ``is_coloured``: a run that goes on or finished, and does not go well, is amber.
     """
     rows = [_HEAD, *map(_cells, runs)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD) - 1)] + [0]
     lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
     cut = [_cut(line.rstrip(), columns) for line in lines]
-    doubtful = [False, *(is_coloured and _is_doubtful(run) for run in runs)]
+    doubtful = [False, *(is_coloured and bool(run.judged) for run in runs)]
     return "".join((amber(line) if of else line) + "\n" for line, of in zip(cut, doubtful, strict=True))
 
 
@@ -53,7 +53,7 @@ def to_dict(run: RunRow) -> dict[str, Any]:
 
 
 def _cells(run: RunRow) -> tuple[str, ...]:
-    state = f"{run.outcome}, but" if _is_doubtful(run) else state_of(run)
+    state = f"{state_of(run)}, but" if run.judged else state_of(run)
     return run.run, state, str(run.world_size), str(run.batches), one_line(why(run))
 
 
@@ -70,11 +70,6 @@ def why(run: RunRow) -> str:
     if not run.is_alive:
         notes.append(UNFINISHED)
     return "; ".join(dict.fromkeys([*notes, run.gaps] if run.gaps else notes))
-
-
-def _is_doubtful(run: RunRow) -> bool:
-    """Whether it finished, but did not go well."""
-    return bool(run.judged) and run.is_over
 
 
 def _is_stalled(run: RunRow) -> bool:

@@ -116,3 +116,11 @@ def an_output_that_runs_away() -> Training:
         return torch.sin(1e3 * out).square().mean()
 
     return trained(model, loss, optimizer)
+
+
+@badly("no-gradient")
+def an_encoder_that_is_detached() -> Training:
+    """The head learns from what an untrained encoder makes of its input."""
+    model = nn.ModuleDict({"encoder": net(out=16), "head": nn.Linear(16, 4)})
+    model.forward = lambda x: model["head"](model["encoder"](x).detach())
+    return trained(model, classes(model), torch.optim.SGD(model.parameters(), 0.1))

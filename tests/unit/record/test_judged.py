@@ -12,8 +12,9 @@ import makers
 import records
 from rankwatch.shared.types.frame import Kind
 from rankwatch.shared.types.notice import NoticeKind
-from rankwatch_monitor.decide.core.journal import NO_RANK, Closed, Decided, Entry
+from rankwatch_monitor.decide.core.journal import NO_RANK, Closed, Decided, Doubted, Entry
 from rankwatch_monitor.decide.core.report import End, Outcome, RankNotice, Report
+from rankwatch_monitor.decide.ending.judgement import Doubt, signs_of
 from rankwatch_monitor.record import judged, replay
 from rankwatch_monitor.record.judged import read_numbers
 from rankwatch_monitor.record.reader import RunRecord
@@ -91,6 +92,47 @@ def test_a_notice_of_a_rank_that_stands_still_is_a_reason(tmp_path: Path) -> Non
     told = replace(report(written(tmp_path / "train-1")), notices=(RankNotice(0, notice), RankNotice(1, notice)))
     line = text.render(told).splitlines()[0]
     assert line.startswith("rankwatch: run train-1 finished, but ranks 0-1: stands still: 4094 backwards since batch 10")
+
+
+def test_what_a_running_run_says_is_what_was_told_of_it(tmp_path: Path) -> None:
+    """A moment in the middle may be any: what speaks against the run is told once it has lasted."""
+    parts = [part(batch, rank, 140.0 if batch >= 50 else 0.7, 1.0 + batch) for batch in range(BATCHES) for rank in (0, 1)]
+    folder = records.write(tmp_path / "train-1", *parts)
+    with RunRecord(folder / FILE) as record:
+        so_far = replay.take(record, course_so_far=True)
+    assert not so_far.is_over
+    assert "  but" not in text.render_so_far(so_far.report)
+    doubt = Doubt("loss-grown", 50, "the loss has grown x200 since batch 50")
+    records.add(folder, Entry(9.0, NO_RANK, Doubted((doubt,))))
+    with RunRecord(folder / FILE) as record:
+        so_far = replay.take(record, course_so_far=True)
+    assert f"  but        {doubt.text}\n" in text.render_so_far(so_far.report)
+    body = json.loads(as_json.render(so_far.report))
+    assert body["judgement"]["reasons"] == [doubt._asdict()]
+    row = read_row(folder)
+    assert runs.render([row]).splitlines()[1] == f"train-1  running, but  2      100      {doubt.text}"
+    records.add(folder, Entry(9.5, NO_RANK, Doubted(())))
+    assert runs.render([read_row(folder)]).splitlines()[1] == "train-1  running  2      100"
+
+
+def test_weights_that_are_measured_in_few_batches_of_a_budget(tmp_path: Path) -> None:
+    every, batches = 48, 1000
+
+    def entry(batch: int) -> Entry:
+        is_bad = batch >= 600
+        loss = 140.0 if is_bad else 2.4 * 0.97 ** min(batch, 100)
+        root = makers.frame(
+            makers.reading("loss", loss, low=loss, kind=Kind.LOSS), at=(batch, 0, 1), module="", module_class="Net"
+        )
+        layer = makers.frame(makers.reading("weight", 80.0 if is_bad else 1.0), at=(batch, 0, 0), module="up")
+        measured = [root] if batch % every else [layer, root]
+        return records.part(0, *measured, step=batch, seq=batch + 1, ended=100.0 + batch / 4)
+
+    folder = records.write(tmp_path / "train-1", *map(entry, range(batches)), world_size=1)
+    with RunRecord(folder / FILE) as record:
+        numbers = read_numbers(record, batches)
+        assert numbers.weights(500, 640) > 5.0
+        assert [one.kind for one in signs_of(numbers, 4.0).reasons] == ["loss-grown"]
 
 
 def test_of_a_long_run_a_part_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from rankwatch.shared.words.divergence import Divergence, describe_divergence
 from rankwatch.shared.words.text import describe_position, name_ranks
 
 from ..calls.differs import UnequalCalls
+from ..ending.judgement import Doubt
 from ..replicas.desync import Compared, Desync
 from ..replicas.desync_text import describe_compared
 from .fact import Finding, OwnFact
@@ -162,6 +163,16 @@ class WaitedFor(Finding):
 
     def describe(self, rank: int) -> str:
         return self.text or "no rank holds up the others any more"
+
+
+@dataclass(frozen=True, slots=True)
+class Doubted(Finding):
+    """What speaks against the run from now on, by the numbers of its batches; empty: nothing."""
+
+    reasons: tuple[Doubt, ...]
+
+    def describe(self, rank: int) -> str:
+        return "; ".join(one.text for one in self.reasons) or "nothing speaks against the run any more"
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from rankwatch.shared.types.frame import FrameTable
 from rankwatch.shared.types.tuning import Tuning
 from rankwatch.shared.words.patterns import describe_unmatched, ignorable, names_of
 
+from ..ending.judgement import Doubt
 from ..keys.budget import LINES_AT_ONCE, MAX_RUNS, WORDS_OVERHEAD, Budget
 from ..keys.keyring import ANY_JOB
 from ..launch.launches import Launches, moves
@@ -83,6 +84,15 @@ class Unrecorded:
 
 
 @dataclass(frozen=True, slots=True)
+class Judged:
+    """The record of a run has been looked at: its first ``batches`` batches give these reasons against it."""
+
+    run: str
+    reasons: tuple[Doubt, ...]
+    batches: int
+
+
+@dataclass(frozen=True, slots=True)
 class Disconnected:
     """A peer's connection has ended, with its process or by the network."""
 
@@ -109,8 +119,9 @@ class CommandEnded:
 
 
 Event: TypeAlias = (
-    Received | Malformed | Stored | Unrecorded | Disconnected | RankExited | Tick | JobInterrupted | CommandEnded | JobEnded
-)
+    Received | Malformed | Stored | Unrecorded | Judged | Disconnected | RankExited | Tick | JobInterrupted
+    | CommandEnded | JobEnded
+)  # fmt: skip
 
 
 class Ledger:
@@ -148,6 +159,8 @@ class Ledger:
             if event.run in self.runs:
                 self.runs[event.run].batches.gaps.take(event.gaps)
             return []
+        if isinstance(event, Judged):
+            return list(self.runs[event.run].judged(event.reasons, event.batches, now)) if event.run in self.runs else []
         if isinstance(event, Malformed):
             self.refused += 1
             return [

@@ -16,6 +16,7 @@ from rankwatch.shared.words.brief import brief
 
 from ..calls.differs import UnequalCalls
 from ..ending.course import Course
+from ..ending.judgement import Doubt
 from ..replicas.desync import Compared, Desync
 from ..trip.began import TripOrigin
 from ..trip.skipped import SkippedStep
@@ -244,6 +245,8 @@ class Report:
     """Command, options, commit and versions, as rank 0 tells them: a line each."""
     measured: str = ""
     """Which batches were measured in full by a budget; empty: there is none."""
+    doubts: tuple[Doubt, ...] = ()
+    """What speaks against a run that goes on, by the numbers of its batches."""
     follows: str = ""
     """The run of another model of the same processes that ended badly just before: this is the same failure."""
 

@@ -8,7 +8,7 @@ books, among them the journal, from which ``replay`` makes the run again.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -16,7 +16,9 @@ from rankwatch.shared.types import messages
 from rankwatch.shared.types.tuning import Tuning
 
 from ..calls.calls_desk import CallsDesk
+from ..ending.doubts import DoubtDesk
 from ..ending.ending_desk import EndingDesk
+from ..ending.judgement import Doubt
 from ..ending.rules import Incident, Situation
 from ..ending.silence import CUT_OFF
 from ..keys.budget import Budget
@@ -61,6 +63,7 @@ class Run:
     calls: CallsDesk = field(init=False)
     pace: PaceDesk = field(init=False)
     ending: EndingDesk = field(init=False)
+    doubts: DoubtDesk = field(init=False)
     intake: Intake = field(init=False, repr=False)
     notices: Notices = field(default_factory=Notices)
     world_size: int = field(init=False)
@@ -99,7 +102,10 @@ class Run:
         self.calls = CallsDesk(books)
         self.pace = PaceDesk(books)
         self.ending = EndingDesk(books)
-        books.desks = (self.batches, self.replicas, self.stalls, self.calls, self.ending, self.trips, self.skips, self.pace)
+        self.doubts = DoubtDesk(books)
+        books.desks = (
+            self.batches, self.replicas, self.stalls, self.calls, self.ending, self.trips, self.skips, self.pace, self.doubts,
+        )  # fmt: skip
         self.intake = Intake(self)
         books.note_down(0.0, self.opened)
 
@@ -127,7 +133,7 @@ class Run:
     @property
     def has_trained(self) -> bool:
         """Whether a rank of it has reported a batch."""
-        return any(rank.last_batch >= 0 for rank in self.ranks.values())
+        return self.batch >= 0
 
     @property
     def waiting(self) -> str:
@@ -139,6 +145,16 @@ class Run:
         """Whether what ended it ends its processes: then the runs of their other models end because of it."""
         ending = self.ending.state
         return ending.aborts and ending.outcome in (Outcome.ABORTED, Outcome.STALLED) and not ending.is_by_sibling
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it goes on, as far as is known."""
+        return self.ending.state.is_open and not self.over
+
+    @property
+    def batch(self) -> int:
+        """The last batch that a rank has reported; -1: none."""
+        return max((rank.last_batch for rank in self.ranks.values()), default=-1)
 
     def was_decided_before(self, now: float) -> bool:
         """Whether it was known, at this time, how the run ends."""
@@ -187,6 +203,11 @@ class Run:
     def hear_of_sibling(self, run: str, now: float) -> None:
         """The run of another model of the same processes has stopped them."""
         self.ending.happens(Incident.SIBLING_STOPPED, run, now)
+
+    def judged(self, reasons: Sequence[Doubt], batches: int, now: float) -> Iterator[Effect]:
+        """The numbers of its first batches give these reasons against it."""
+        if self.is_open:
+            yield from self.doubts.take(reasons, batches, now)
 
     def command_ended(self, now: float) -> None:
         """The command has failed or was killed: the ranks that still beat are to be stopped."""

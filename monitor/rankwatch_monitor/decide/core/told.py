@@ -54,6 +54,7 @@ def report_of(run: Run) -> Report:
         collectives=run.calls.all(),
         collectives_unkept=run.calls.unkept,
         gaps=run.batches.gaps.all(),
+        doubts=run.doubts.told if run.is_open else (),
         end=End.FINISHED if ending.decided is None else ending.decided.end,
         measured="" if run.tuning.every is not None else run.pace.text,
         made_with=(*run.ranks[0].hello.made_with, *run.ranks[0].aside) if 0 in run.ranks else (),

@@ -17,7 +17,7 @@ from ..core.journal import Closed, Decided, Entry, JobEnded, Left, Skipped
 from ..core.rank import Rank, describe_first_lost, first_to_die
 from ..core.report import Outcome, RankRows, RankState
 from .abort import AbortDelivery
-from .absent import absent_for, describe_absent, first_failed
+from .absent import absent_for, describe_absent, first_aborted, first_failed
 from .memory import describe_memory
 from .orphans import Orphans
 from .rules import Ending, Incident, decide
@@ -207,15 +207,15 @@ class EndingDesk(Desk):
 
         ``explain``: why ranks waited, as far as the collectives say.
         """
-        if self.state.outcome is Outcome.FAILED:
-            ranks = RankRows({number: rank.row() for number, rank in self.books.ranks.items()}, self.books.world_size)
-            first = first_failed(ranks)
-            if first is None:
-                return
-            found = explain([first.rank]) if is_of_a_collective(first.farewell) else None
-            text = found.text if found is not None else describe_absent(absent_for(first, ranks))
-            if text:
-                self.happens(Incident.RANKS_ABSENT, text, now)
+        find = {Outcome.FAILED: first_failed, Outcome.LOST: first_aborted}.get(self.state.outcome or Outcome.FINISHED)
+        ranks = RankRows({number: rank.row() for number, rank in self.books.ranks.items()}, self.books.world_size)
+        first = None if find is None else find(ranks)
+        if first is None:
+            return
+        found = explain([first.rank]) if is_of_a_collective(first.farewell) else None
+        text = found.text if found is not None else describe_absent(absent_for(first, ranks), first)
+        if text:
+            self.happens(Incident.RANKS_ABSENT, text, now)
 
     def close(self, now: float, explain: Explain) -> None:
         """All ranks have ended: how the run has, if that is not decided yet."""

@@ -176,6 +176,7 @@ RULES = (
     # These replace an earlier decision. The rank that died is the cause: another one failed because of it.
     Rule(Incident.RANK_DIED, _FAILED, Outcome.LOST, "{text}; then {reason}"),
     Rule(Incident.RANKS_ABSENT, _FAILED, Outcome.FAILED, "{reason}; {text}"),
+    Rule(Incident.RANKS_ABSENT, frozenset({Outcome.LOST}), Outcome.LOST, "{reason}; {text}"),
     Rule(
         Incident.JOB_INTERRUPTED, _BY_A_RANK, Outcome.ABORTED, "stopped by {text}; just before, {reason}",
         only=lambda e, text, now: now - e.decided_at <= JUST_BEFORE,

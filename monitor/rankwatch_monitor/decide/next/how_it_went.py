@@ -10,7 +10,7 @@ from rankwatch.shared.words.text import name_spans
 
 from ..core.report import Outcome, RankNotice, RankState, Report
 from ..ending.course import Course
-from ..ending.judgement import LEARNT, Doubt, Judgement, judge
+from ..ending.judgement import LEARNT, Doubt, Judgement, Signs, judge
 from ..replicas.desync import BY_PRODUCTS
 from ..replicas.desync_text import origins
 from ..trip.skipped import tell_all
@@ -24,6 +24,7 @@ NOTICED = {
     NoticeKind.SKIPPED: "backward-skipped",
     NoticeKind.ALONE: "each-alone",
     NoticeKind.BUFFER: "bad-buffer",
+    NoticeKind.NO_GRADIENT: "no-gradient",
 }
 """The notices that say that a run did not go well, with the reason's kind. The others may pass, or mean nothing."""
 
@@ -37,7 +38,7 @@ def judgement_of(report: Report) -> Judgement | None:
     )
     compared = report.compared
     is_equal = compared is not None and compared.equal and not report.desync
-    signs = report.course.signs if report.course is not None else None
+    signs = report.course.signs if report.course is not None else Signs(reasons=report.doubts)
     return judge(
         signs, list(_known(report)), list(_noticed(report)), "replicas equal" if is_equal else "", is_whole=is_whole
     )

@@ -24,7 +24,7 @@ from rankwatch.shared.words.text import describe_position, name_spans
 
 from ..calls.differs import ordinal
 from ..core.report import End, RankRow, RankState, Report
-from ..ending.absent import absent_for, describe_absent, first_failed
+from ..ending.absent import BY_A_LIBRARY, absent_for, describe_absent, first_failed, is_unequal
 from ..ending.exit_text import is_by_software
 from ..replicas.desync import WORDS, DesyncPattern
 from ..trip.began import advise_began, leads
@@ -207,14 +207,24 @@ def _after_failure(report: Report) -> Advice:
     if is_of_a_collective(text) and (advice := _after_unequal_calls(report)):
         return advice
     if is_of_a_collective(text) or _PASSES.search(text):
-        ended = [row for row in absent_for(first, report.ranks) if row.state is not RankState.MISSING]
-        if ended:
-            return Advice(Action.STOP, f"{describe_absent(ended)}, and the others went on: a restart comes to it again")
+        if advice := _after_absence(first, report):
+            return advice
         if not _MISUSED.search(text):
             return Advice(Action.RESTART, f"{said}: a connection that broke says nothing against the code")
     if _NO_MEMORY.search(text):
         return Advice(Action.STOP, f"{said}: a restart needs as much memory again")
     return Advice(Action.STOP, f"{said}: a restart comes to this error again")
+
+
+def _after_absence(first: RankRow, report: Report) -> Advice | None:
+    """Ranks that had ended are not there in the next collective of those that go on."""
+    ended = [row for row in absent_for(first, report.ranks) if row.state is not RankState.MISSING]
+    if not ended:
+        return None
+    said = describe_absent(ended, first)
+    if any(is_unequal(row, first) for row in ended):
+        return Advice(Action.FIX_CODE, f"{said}; a restart comes to it again")
+    return Advice(Action.STOP, f"{said}, and the others went on: a restart comes to it again")
 
 
 def _after_command(report: Report) -> Advice:
@@ -225,7 +235,7 @@ def _error(row: RankRow) -> str:
     return one_line(brief(row.farewell))[:LONGEST]
 
 
-_EXITED, _ABORTED = "its process ended with exit code", "killed by SIGABRT"
+_EXITED = "its process ended with exit code"
 
 
 def _after_loss(report: Report) -> Advice:
@@ -243,7 +253,9 @@ def _after_loss(report: Report) -> Advice:
     if lost[0].leaked and is_by_software(lost[0].farewell):
         kept = "look for what keeps the tensors of earlier batches; a restart comes to it again"
         return Advice(Action.STOP, f"{what}, and its memory had grown all the time: {kept}")
-    if lost[0].farewell.startswith(_ABORTED):
+    if advice := _after_absence(lost[0], report):
+        return advice
+    if lost[0].farewell.startswith(BY_A_LIBRARY):
         return Advice(Action.STOP, f"{what}: a library ended it, which says why on its output; a restart comes to it again")
     return Advice(Action.RESTART, f"{what}: nothing is known to be wrong with the code or the data")
 

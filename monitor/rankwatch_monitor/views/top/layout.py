@@ -14,6 +14,7 @@ from rankwatch.shared.words.text import describe_rank, format_dump, name_spans
 
 from ...decide.core.gaps import describe_gap
 from ...decide.core.report import Outcome, Report
+from ...decide.ending.judgement import SHOWN
 from ...decide.next import how_it_went
 from ...decide.replicas.desync_text import desync_lines
 from ...record.follow import View
@@ -198,7 +199,7 @@ def _title(scene: Scene, focus: Focus) -> list[Line]:
     left_out = "" if scene.view.is_decided else how_it_went.left_out(report)
     lines += [Line(left_out, "yellow")] if left_out else []
     held_up = "" if scene.view.is_decided else report.held_up[1]
-    lines += [Line(held_up, "yellow")] if held_up else []
+    lines += [Line(text, "yellow") for text in [held_up, *[one.text for one in report.doubts[:SHOWN]]] if text]
     differ = "" if scene.view.is_decided else collectives.summary(report)
     lines += [Line(differ, "red")] if differ else []
     lines += [] if scene.view.is_decided else [Line(describe_gap(gap, ranks), "yellow") for gap in report.gaps[:1]]

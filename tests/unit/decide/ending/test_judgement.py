@@ -226,6 +226,45 @@ def test_a_steady_pace_is_said_to_be_one() -> None:
     assert signs(begins=begins, forwards=begins, pace=10.0).pace == "10 batches/s, steady"
 
 
+HEALTHY: dict[str, Callable[[int, float], float]] = {
+    "it falls": lambda batch, noise: 2.4 * 0.98**batch + 0.05 * noise,
+    "warm restarts": lambda batch, noise: 0.05 + 2.0 * 0.93 ** (batch % 100) + 0.02 * noise,
+    "curriculum": lambda batch, noise: (1 + batch // 100) * (0.1 + 0.9 * 0.95 ** (batch % 100)) + 0.05 * noise,
+    "one task after another": lambda batch, noise: 2.3 * 0.95 ** (batch % 130) + 0.001 + 0.01 * noise,
+    "a policy that finds its rewards": lambda batch, noise: (0.02 if batch < 150 else 1.4) * (1.0 + 0.5 * noise),
+    "values that rise": lambda batch, noise: 0.1 + (batch / 40) ** 2 * (0.5 + noise),
+    "fine-tuned at its minimum": lambda batch, noise: 0.3 + 0.05 * noise,
+    "spikes": lambda batch, noise: 40.0 if noise > 0.97 else 0.7,
+    "a batch of two": lambda batch, noise: 0.5 * math.exp(3.0 * (noise - 0.5)),
+}
+
+
+@pytest.mark.parametrize("shape", HEALTHY)
+@given(seed=st.integers(0, 2**32), batches=st.integers(1, BATCHES))
+def test_of_a_healthy_loss_no_beginning_is_bad(shape: str, seed: int, batches: int) -> None:
+    """Where it is judged while it runs, it may have come anywhere, and its weights have grown somewhat."""
+    draw = random.Random(seed)
+    found = signs_of(
+        RunNumbers(
+            losses={"loss": curve(lambda batch: HEALTHY[shape](batch, draw.random()), batches)},
+            weights=lambda first, last: 0.9,
+            norms=curve(lambda batch: 0.1 + draw.random(), batches),
+        ),
+        4.0,
+    )
+    assert found.reasons == ()
+
+
+@given(st.integers(0, 2**32), st.integers(1, BATCHES), st.floats(0.1, 1.0))
+def test_of_two_losses_that_fight_no_beginning_is_bad(seed: int, batches: int, swing: float) -> None:
+    draw = random.Random(seed)
+    of = {
+        "loss[0]": curve(lambda batch: 1.4 + swing * math.sin(batch / 9) + 0.1 * draw.random(), batches),
+        "loss[1]": curve(lambda batch: 0.7 - 0.6 * swing * math.sin(batch / 9) + 0.1 * draw.random(), batches),
+    }
+    assert signs_of(RunNumbers(losses=of, weights=lambda first, last: 3.0), None).reasons == ()
+
+
 @given(st.integers(0, 2**32), st.floats(0.001, 1e6), st.floats(0.0, 1.5))
 def test_noise_around_one_level_is_no_reason(seed: int, level: float, spread: float) -> None:
     draw = random.Random(seed)

@@ -92,7 +92,7 @@ const Views = (() => {
 
   function badge(run) {
     if (run.unreadable) return h("span", { class: "badge bad" }, "cannot be read");
-    if (!run.is_over) return ["unfinished", "stalled"].includes(run.state) ? h("span", { class: "badge bad" }, run.state) : h("span", { class: "badge live" }, "running");
+    if (!run.is_over) return ["unfinished", "stalled"].includes(run.state) ? h("span", { class: "badge bad" }, run.state) : run.judged ? h("span", { class: "badge so-so" }, "running, but") : h("span", { class: "badge live" }, "running");
     if (run.outcome === "finished" && run.judged) return h("span", { class: "badge so-so" }, "finished, but");
     return h("span", { class: `badge ${run.outcome === "finished" ? "good" : "bad"}` }, run.outcome);
   }
