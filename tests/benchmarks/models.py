@@ -255,9 +255,12 @@ class Trainee:
     what it compiled, for every model.
     """
 
-    def __init__(self, setting: Setting, mode: str, *, clips: bool = False) -> None:
+    def __init__(
+        self, setting: Setting, mode: str, *, clips: bool = False, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self.mode = mode
         self._clips = clips
+        self._clock = clock
         self.period = period_of(mode)
         """The number of steps after which the cost of watching repeats, near enough."""
         self.seconds: list[float] = []
@@ -300,7 +303,7 @@ class Trainee:
         before = self._allocated()
         if self._is_cuda:
             torch.cuda.reset_peak_memory_stats()
-        self.seconds.append(time_of(self.step, self._is_cuda))
+        self.seconds.append(time_of(self.step, self._is_cuda, clock=self._clock))
         if self._is_cuda:
             self.peak = max(self.peak, torch.cuda.max_memory_allocated() - before + self._held)
 
@@ -372,13 +375,15 @@ def graphs_made() -> int:
     return dynamo.counters["stats"]["unique_graphs"] if dynamo else 0
 
 
-def time_of(action: Callable[[], object], is_cuda: bool, repeats: int = 1) -> float:
+def time_of(
+    action: Callable[[], object], is_cuda: bool, repeats: int = 1, clock: Callable[[], float] = time.perf_counter
+) -> float:
     """Seconds per call of ``action``."""
     if is_cuda:
         torch.cuda.synchronize()
-    start = time.perf_counter()
+    start = clock()
     for _ in range(repeats):
         action()
     if is_cuda:
         torch.cuda.synchronize()
-    return (time.perf_counter() - start) / repeats
+    return (clock() - start) / repeats

@@ -23,9 +23,10 @@ Eight tables:
   calls    The CPU time of the training thread that watching adds to a step, per call of a module: of small modules, where the
            model itself costs next to nothing. On one thread. As in "steps", a figure is the median at each step of the cycle,
            averaged over the cycle.
-  budget   The time of a step from batch 60 on, divided by the bare model's, where all batches are measured and with a budget
-           of 0.02. There it is the median of full batches and the median of others, by their share; K is in the row. Of small
-           models it is CPU time of the training thread, as in "calls".
+  budget   The time of a step once K is known, divided by the bare model's, where all batches are measured and with a budget of
+           0.02. There it is the median of full batches and the median of others, by their share; K is in the row. The steps
+           where all batches are measured count among the full ones. On the CPU it is CPU time of the training thread, on one
+           thread, as in "calls": other work on the machine hardly reaches it.
   counted  The time of a collective in our wrapper of torch's method, in us, over that in the wrapper as it was before calls were
            counted; "to count" is over the same wrapper without counting. In turns, around a method that does nothing, while a
            model is watched. The figures are those of the fastest turns. The user is three frames away.
@@ -178,7 +179,7 @@ def step_row(setting: Setting, trainee: Trainee, bare: Trainee) -> Line:
         "mode": trainee.mode,
         "ms": 1000 * statistics.median(trainee.seconds),
         "ratio": ratio,
-        "error": 0.93 * (q3 - q1) / len(ratios) ** 0.5,  # standard error of the median of a normal distribution
+        "error": _error_of(ratios),
         "q1": q1,
         "q3": q3,
         "graphs": trainee.graphs,
@@ -188,6 +189,14 @@ def step_row(setting: Setting, trainee: Trainee, bare: Trainee) -> Line:
         "seconds": trainee.seconds,
         "peak": trainee.peak,
     }
+
+
+def _error_of(figures: list[float]) -> float:
+    """The standard error of the median of a normal distribution, by the quartiles."""
+    if len(figures) < 2:
+        return 0.0
+    q1, _, q3 = statistics.quantiles(figures, n=4, method="inclusive")
+    return 0.93 * (q3 - q1) / len(figures) ** 0.5
 
 
 def over_cycle(figures: list[float], period: int) -> float:
@@ -362,9 +371,16 @@ def measure_once(values: Tensor) -> None:
 MODES_OF_CALLS = ("bare", "bare (again)", "default", "batch", "async", "every=10", "between", "gradients")
 
 
-def table_of_calls(rounds: int) -> list[Line]:
+@contextmanager
+def one_thread() -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@one_thread()
+def table_of_calls(rounds: int) -> list[Line]:
     rows: list[Line] = []
     for small in SMALL:
         print(f"\n{small.title}, {small.way}, {rounds} rounds, CPU time of one thread", flush=True)
@@ -388,45 +404,59 @@ def table_of_calls(rounds: int) -> list[Line]:
         for trainee in trainees.values():
             trainee.close()
         torch.compiler.reset()
-    torch.set_num_threads(threads)
     return rows
 
 
-SETTLED = 60
-"""Steps before any is timed: by then K is known."""
+SETTLED = 40
+"""Steps under a budget before any is timed: by then K is known."""
 
 MODES_OF_BUDGET = ("bare", "bare (again)", "default", "budget")
 
 
+@one_thread()
 def table_of_budget(
     title: str, make: Callable[[str], Trainee | SmallTrainee], rounds: int, largest: float | None, calls: int = 1
 ) -> list[Line]:
     """``largest``: the limit of the ratio; None: that of a call is 10 us. ``calls``: of modules, in a step."""
-    print(f"\n{title}, {rounds} rounds\n  {'budget':<14}{'ratio':>9}{'us a call':>11}{'K':>5}", flush=True)
+    print(f"\n{title}, {rounds} rounds\n  {'budget':<14}{'ratio':>9}{'+-':>8}{'us a call':>11}{'K':>5}", flush=True)
     trainees = {mode: make(mode) for mode in MODES_OF_BUDGET}
-    for trainee in trainees.values():
-        for _ in range(SETTLED):
-            trainee.step()
-    take_turns(list(trainees.values()), rounds)
-    bare, rows = trainees["bare"].seconds, list[Line]()
     for mode, trainee in trainees.items():
-        every = trainee.watch._detector.whereabouts.cost.every if mode == "budget" and trainee.watch is not None else 1
-        pairs = list(zip(trainee.seconds, bare, strict=True))
-        ratio = _by_share([mine / its for mine, its in pairs], max(every, 1))
-        more = _by_share([1e6 * (mine - its) / calls for mine, its in pairs], max(every, 1))
+        if mode != "budget":
+            trainee.warm_up()
+        else:
+            for _ in range(SETTLED):
+                trainee.step()
+    take_turns(list(trainees.values()), rounds)
+    pairs = {mode: list(zip(one.seconds, trainees["bare"].seconds, strict=True)) for mode, one in trainees.items()}
+    rows = list[Line]()
+    for mode, trainee in trainees.items():
+        every = max(trainee.watch._detector.whereabouts.cost.every, 1) if mode == "budget" and trainee.watch else 1
+        full = pairs["default"] if every > 1 else []
+        ratio, error = _by_share(pairs[mode], full, every, lambda mine, its: mine / its)
+        more, _ = _by_share(pairs[mode], full, every, lambda mine, its: 1e6 * (mine - its) / calls)
         text = "" if mode != "budget" else verdict(more, 10.0) if largest is None else verdict(ratio, largest)
-        rows.append({"title": title, "mode": mode, "ratio": ratio, "us": more, "every": every, "verdict": text})
-        print(f"  {mode:<14}{ratio:9.4f}{more:11.2f}{every:5}  {text}", flush=True)
+        row = {"title": title, "mode": mode, "ratio": ratio, "error": error, "us": more, "every": every, "verdict": text}
+        rows.append({**row, "seconds": trainee.seconds})
+        print(f"  {mode:<14}{ratio:9.4f}{error:8.4f}{more:11.2f}{every:5}  {text}", flush=True)
         trainee.close()
     return rows
 
 
-def _by_share(figures: list[float], every: int) -> float:
-    """The mean of all batches, of which one of ``every`` is full."""
-    full = [one for number, one in enumerate(figures, SETTLED) if number % every == 0]
-    others = [one for number, one in enumerate(figures, SETTLED) if number % every]
-    shares = [statistics.median(same) * share for same, share in ((full, 1.0), (others, every - 1.0)) if same]
-    return sum(shares) / every if full else statistics.median(others)
+Pairs = Sequence[tuple[float, float]]
+
+
+def _by_share(pairs: Pairs, full: Pairs, every: int, compare: Callable[[float, float], float]) -> tuple[float, float]:
+    """The mean of all batches, of which one of ``every`` is full, and its standard error.
+
+    Args:
+        pairs: what steps took, each with the bare one of its round. The full ones have numbers that ``every`` divides.
+        full: those where each batch was full.
+    """
+    own = [compare(*pair) for number, pair in enumerate(pairs, SETTLED) if number % every == 0]
+    others = [compare(*pair) for number, pair in enumerate(pairs, SETTLED) if number % every]
+    weighed = [([*own, *itertools.starmap(compare, full)], 1 / every), (others, 1 - 1 / every)]
+    mean = sum(statistics.median(same) * share for same, share in weighed if same)
+    return mean, math.hypot(*[_error_of(same) * share for same, share in weighed if same])
 
 
 MOST_OVER_BEFORE = 1.0
@@ -567,7 +597,8 @@ def main() -> None:
         if "parts" in arguments.tables and setting.way == EAGER:
             results["parts"] += table_of_parts(setting, arguments.steps)
         if "budget" in arguments.tables:
-            results["budget"] += table_of_budget(str(setting), partial(Trainee, setting), arguments.steps, 1.02)
+            make = partial(Trainee, setting, clock=time.thread_time if device == "cpu" else time.perf_counter)
+            results["budget"] += table_of_budget(str(setting), make, arguments.steps, 1.02)
         gc.collect()  # the models
         torch.compiler.reset()
         if "memory" in arguments.tables and not (device == "cpu" and setting.way != EAGER):
@@ -580,8 +611,8 @@ def main() -> None:
     if "budget" in arguments.tables and device == "cpu":
         for small, largest in zip(SMALL, (None, 1.05), strict=False):
             calls = sum(1 for _ in small.build().modules())
-            make = partial(SmallTrainee, small.build, torch.randn(small.shape), way=small.way)
-            results["budget"] += table_of_budget(small.title, make, arguments.steps, largest, calls)
+            make_small = partial(SmallTrainee, small.build, torch.randn(small.shape), way=small.way)
+            results["budget"] += table_of_budget(small.title, make_small, 4 * arguments.steps, largest, calls)
     if "counted" in arguments.tables:
         results["counted"] = table_of_counting(arguments.steps)
     if "measure" in arguments.tables:

@@ -9,12 +9,13 @@ AREAS: dict[str, str] = {
     " benchmarks/test_overhead benchmarks/test_cuda",
     "agent/rankwatch/integrations": "e2e/test_integrations torch/test_ e2e/test_examples",
     "agent/rankwatch/judge": "torch/test_truth torch/test_healthy torch/test_judged e2e/test_guard e2e/test_truth"
-    " e2e/test_budget",
+    " e2e/test_budget torch/judge/pace/test_late_faults",
     "agent/rankwatch/measure": "torch/test_ torch/measure/test_counted e2e/test_agreeing e2e/test_meshes"
     " benchmarks/test_overhead benchmarks/test_cuda",
     "agent/rankwatch/replay": "e2e/test_replay e2e/test_closeup",
     "agent/rankwatch/replicas": "e2e/test_desync e2e/test_agreeing e2e/test_meshes e2e/test_parallel",
-    "agent/rankwatch/rerun": "torch/test_truth e2e/test_closeup e2e/test_closer e2e/test_replay e2e/test_guard",
+    "agent/rankwatch/rerun": "torch/test_truth e2e/test_closeup e2e/test_closer e2e/test_replay e2e/test_guard"
+    " torch/judge/pace/test_late_faults",
     "agent/rankwatch/zero_code": "e2e/test_attach e2e/test_crash e2e/test_starts torch/zero_code/test_finder",
     "agent/rankwatch/touch": "torch/test_ e2e/test_parallel e2e/test_meshes e2e/test_stalls e2e/test_closeup"
     " benchmarks/test_overhead benchmarks/test_cuda",

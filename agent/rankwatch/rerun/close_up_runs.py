@@ -218,8 +218,9 @@ class _Look:
         operator = repeated.operator
         if operator is None or (repeated.given is not None and self._subject.was_given):
             return None
-        inner = next((name for module in repeated.modules if (name := self._name(module))), "")
-        return replace(operator, module=inner)
+        culprit = self._subject.forward and self._subject.forward.inner
+        found = next(((module, name) for module in repeated.modules if (name := self._name(module))), None)
+        return replace(operator, module=found[1] if found is not None and found[0] is not culprit else "")
 
     def _look_around(self, repeated: Repeated, forward: Forward) -> tuple[Repeated, Forward | None]:
         """What the module was given was bad before: looks for its origin in the root's forward. Or there was no time before."""
