@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 
 import numpy as np
 
 from rankwatch.shared.types.frame import FrameSpec, Kind, Phase, ReadingSpec, State
 from rankwatch.shared.types.notice import ZEROS
+from rankwatch.shared.types.spent import MOST_EVERY
 from rankwatch.shared.types.trip import Trip
 
 from ..decide.core.report import Report
@@ -20,7 +22,7 @@ from .numbers.rows import PartHistory
 from .reader import RunRecord
 
 BACK = 64
-"""Batches before the trip that are looked at."""
+"""Batches before the trip that are looked at, and batches before of which more than the root was measured."""
 
 RANKS = 16
 """Ranks that are looked at, at most."""
@@ -49,13 +51,16 @@ def find_origin(report: Report, record: RunRecord) -> TripOrigin:
     trips = dict(verdict.all_tripped)
     last = verdict.trip.position.batch
     batches = max(0, last - BACK), last
+    earlier = record.full_batches((batches[0] - BACK * MOST_EVERY, batches[0] - 1), BACK)
     histories: dict[int, _History] = {}
     numbers = 0
     chosen = _chosen(report)
-    steps = record.steps(chosen, batches)
+    looked_at = [*((batch, batch) for batch in earlier), batches]
+    steps = dict(chain.from_iterable(record.steps(chosen, some).items() for some in looked_at))
     for rank in chosen:
         stage = report.ranks[rank].stage
-        history = _History(rank, stage, record.history(rank, batches), steps, trips.get(rank))
+        parts = chain.from_iterable(record.history(rank, some) for some in looked_at)
+        history = _History(rank, stage, parts, steps, trips.get(rank))
         numbers += history.values.size
         if histories and numbers > MAX_NUMBERS:
             break
@@ -68,6 +73,7 @@ def find_origin(report: Report, record: RunRecord) -> TripOrigin:
             for rank, history in histories.items()
             if rank != jump.rank and history.stage == jump.stage and (rise := history.rise_of(jump)) is not None
         ],
+        [*earlier, *record.full_batches(batches, BACK)],
     )
     seen = max((history.batches_before(last) for history in histories.values()), default=0)
     return TripOrigin(began, seen if seen >= LEAST else 0, len(histories))

@@ -283,6 +283,18 @@ class RunRecord:
         """The batches that have an envelope, in order."""
         return self._batches("envelopes")
 
+    def full_batches(self, batches: BatchRange, most: int) -> list[int]:
+        """The last of these batches of which more than the root was measured, in order."""
+        query = "SELECT DISTINCT batch, tbl FROM envelopes WHERE batch BETWEEN ? AND ? ORDER BY batch DESC"
+        found: list[int] = []
+        with self._explained():
+            for batch, number in self._database.execute(query, batches):
+                if found[-1:] != [batch] and any(spec.module for spec in self._table(number).specs):
+                    found.append(batch)
+                    if len(found) == most:
+                        break
+        return found[::-1]
+
     def newest_envelopes(self, most: int) -> list[EnvelopeKey]:
         """The keys of the last ``most`` envelopes, the newest first."""
         query = (

@@ -7,6 +7,7 @@ that trips first may be innocent.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -80,6 +81,7 @@ def find_began(
     jumps: Iterable[Jump],
     trip: tuple[int, int],
     others: Callable[[Jump], Collection[float]],
+    full: Sequence[int] = (),
 ) -> Began | None:
     """The first jump, in the order of step, batch, stage and frame, from which jumps lead to the trip.
 
@@ -87,11 +89,12 @@ def find_began(
         jumps: of all ranks that were looked at, in any order, all before the trip.
         trip: its optimizer step and batch.
         others: the rises of the same reading in the same batch on the other ranks of the replica group.
+        full: the batches of which more than the root was measured, in order.
     """
     of_batches: dict[tuple[int, int], list[Jump]] = defaultdict(list)
     for jump in jumps:
         of_batches[jump.step, jump.batch].append(jump)
-    path = _path(of_batches, trip)
+    path = _path(of_batches, trip, full)
     for place, at in enumerate(path):
         follows = of_batches[path[place + 1]] if place + 1 < len(path) else None
         leading = [jump for jump in of_batches[at] if follows is None or _leads_on(jump, of_batches[at], follows)]
@@ -149,10 +152,13 @@ def _name(began: Began) -> str:
     return "the loss" if began.label == "loss" else f"{began.label} of {where}"
 
 
-def _path(of_batches: Mapping[tuple[int, int], Sequence[Jump]], trip: tuple[int, int]) -> list[tuple[int, int]]:
+def _path(
+    of_batches: Mapping[tuple[int, int], Sequence[Jump]], trip: tuple[int, int], full: Sequence[int]
+) -> list[tuple[int, int]]:
     """The batches with jumps that hang together up to the trip, the first one first.
 
-    Two batches hang together if they are near each other and one reading jumped in both: another one's noise leads nowhere.
+    Two batches hang together if they are near each other and one reading jumped in both: another one's noise leads nowhere. A
+    batch in which a module inside of the root jumped is near the next one of which more than the root was measured.
     Or if in the later one only weights jumped: the optimizer wrote them from what was computed before.
     """
     path: list[tuple[int, int]] = []
@@ -161,11 +167,19 @@ def _path(of_batches: Mapping[tuple[int, int], Sequence[Jump]], trip: tuple[int,
     for step, batch in sorted((at for at in of_batches if at <= trip), reverse=True):
         found = of_batches[step, batch]
         is_apart = {jump.name for jump in found}.isdisjoint(jump.name for jump in follows)
-        if (last[1] - batch > LINK and last[0] - step > 1) or (is_apart and not _are_weights(follows)):
+        is_near = last[1] - batch <= LINK or last[0] - step <= 1 or _is_last_look(found, batch, last[1], full)
+        if not is_near or (is_apart and not _are_weights(follows)):
             break
         path.insert(0, (step, batch))
         last, follows = (step, batch), found
     return path
+
+
+def _is_last_look(found: Iterable[Jump], batch: int, last: int, full: Sequence[int]) -> bool:
+    """Whether what jumped in a batch inside of the root was not measured again before ``last``."""
+    after = bisect_right(full, batch)
+    is_last = list(full[max(after - 1, 0) : after]) == [batch] and (after == len(full) or full[after] >= last)
+    return is_last and any(jump.name.module for jump in found)
 
 
 def _are_weights(jumps: Iterable[Jump]) -> bool:

@@ -49,6 +49,17 @@ def test_a_jump_that_leads_nowhere_is_not_the_origin() -> None:
     assert place(began(jump(80, 0, 1, "lonely"), jump(81, 0), jump(81, 1), jump(82))) == (0, 81, "layer")
 
 
+@pytest.mark.parametrize(
+    ("full", "module", "batch"),
+    [([0, 64], "layer", 64), ([0, 64, 80], "layer", None), ([], "layer", None), ([0, 64], "", None)],
+)
+def test_the_last_batch_of_which_more_than_the_root_was_measured_is_near(
+    full: list[int], module: str, batch: int | None
+) -> None:
+    found = find_began([jump(64, module=module)], (83, 83), lambda jump: (), full)
+    assert (found.batch if found is not None else None) == batch
+
+
 def test_noise_of_another_reading_in_the_batch_before_is_not_the_origin() -> None:
     noise = [jump(82, 0, 0, "noisy"), jump(82, 3, 0, "also noisy")]
     assert place(began(*noise, jump(83, 2))) == (0, 83, "layer")
