@@ -196,7 +196,7 @@ def _error_of(figures: list[float]) -> float:
     if len(figures) < 2:
         return 0.0
     q1, _, q3 = statistics.quantiles(figures, n=4, method="inclusive")
-    return 0.93 * (q3 - q1) / len(figures) ** 0.5
+    return 0.93 * (q3 - q1) / math.sqrt(len(figures))
 
 
 def over_cycle(figures: list[float], period: int) -> float:
