@@ -52,6 +52,15 @@ def followed(reading: ReadingSpec, values: dict[int, float]) -> list[list[Notice
     return [looked(batch, ("layer", reading, value), health=health) for batch, value in values.items()]
 
 
+@pytest.mark.parametrize("every", [1, 8, 16, 64])
+def test_growth_is_by_the_batch_however_few_are_measured(every: int) -> None:
+    """It doubles in 50 batches, from a 512th of its dtype's end on."""
+    values = {batch: LIMIT / 512 * 2 ** (batch / 50) for batch in range(0, 321, every)}
+    (last,) = followed(OUTPUT, values)[-1]
+    assert last.growth == pytest.approx(1 / 50)
+    assert last.batches_left == pytest.approx(450 - last.batch, abs=1)
+
+
 # --- when it looks --------------------------------------------------------------------------------------------------------
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import makers
 from rankwatch.shared.types.frame import FrameTable, Kind, Phase, State
@@ -48,6 +50,21 @@ def test_growth_from_batch_to_batch() -> None:
     a, b = READINGS.nearest(9, now, (6, before), 10)
     assert a.growth == pytest.approx(2.0)
     assert b.growth == pytest.approx(1.0)
+
+
+@given(st.integers(1, 64), st.floats(0.9, 1.1), st.integers(130, 400))
+def test_growth_is_by_the_batch_where_few_are_measured(every: int, growth: float, last: int) -> None:
+    """The forecast is that of a training whose batches are all measured, also beside parts of the root alone."""
+    highs = [1e-2 * growth ** (batch - last) for batch in range(last + 1)]
+    keys = [EnvelopeKey(batch, 0, 2, 4) for batch in range(last + 1)]
+    keys += [EnvelopeKey(batch, 0, 1, 4) for batch in range(0, last + 1, every)]
+    chosen = {now.table: (now, before) for now, before in choose(sorted(keys, reverse=True)[:512])}
+    now, before = chosen[1]
+    assert before is not None
+    assert now.batch == last // every * every
+    high, earlier = (envelope(0, highs[one.batch], 0, 0, 0, 0, 0) for one in (now, before))
+    (found,) = READINGS.nearest(now.batch, high, (before.batch, earlier), 10)
+    assert found.growth == pytest.approx(growth, rel=1e-4)
 
 
 def test_an_inf_comes_first() -> None:
