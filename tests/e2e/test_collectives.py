@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import commands
+from browser import browsing, needed
 from jobs import SCRIPTS, forked, run_job, torchrun
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -79,6 +80,15 @@ def test_what_others_wait_for_is_told_with_the_stall(name: str, tmp_path: Path) 
     check(found, *HANGS[name])
     assert f"; {found['text']}" in job.report["reason"]
     assert job.report["advice"]["action"] == "fix-code"
+
+
+@needed
+def test_the_page_of_a_stall_says_once_what_differs(tmp_path: Path) -> None:
+    job = run_job(tmp_path, forked("collectives.py", "uneven", ranks=3), *STALLED, calls_differ=True)
+    with browsing(job.run_dir.parent) as browser:
+        browser.open(f"/run/{job.run_dir.name}")
+        browser.shows("rank 1 called another collective than ranks 0, 2", "[aria-label=Stall] li")
+        assert not browser.text("[aria-label=Collectives]")
 
 
 def test_the_root_cause_is_the_rank_that_differs(tmp_path: Path) -> None:

@@ -24,6 +24,9 @@ STALLED = "10"
 """More seconds than a busy machine takes for what comes before."""
 
 SLEEPS = "stalls.py:22 in load: time.sleep(0.2)\n"
+WIDER = "return [...document.querySelectorAll('table')].some((of) => of.parentElement.scrollWidth > of.parentElement.clientWidth)"
+"""Whether a table has to be scrolled sideways."""
+
 WAITS = "is in all_reduce of 1 float32 (gloo, 2 ranks), called at ", "stalls.py:37 in main: dist.all_reduce(loss.detach())\n"
 
 
@@ -139,6 +142,8 @@ def test_the_page_shows_a_stall_while_it_lasts(tmp_path: Path) -> None:
             browser.shows("waits for a stalled rank", "tr")
             browser.run("document.querySelector('[aria-label=Stall] details').open = true")
             browser.shows("main thread", "[aria-label=Stall] pre")
+            browser.size(390, 844)
+            assert not browser.run(WIDER)
             (tmp_path / "go-on").touch()
             browser.until(lambda: "finished" in browser.text(".badge"))
             assert not browser.text("[aria-label=Stall]")

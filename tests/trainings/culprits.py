@@ -94,6 +94,22 @@ def loss_of_no_tokens() -> Training:
     return lost(loss_of)
 
 
+@spoilt(**LOST, operator="aten.div.Tensor", also=[0])
+def loss_of_gathered_rows() -> Training:
+    """One rank's row of zeros is divided by its norm; all ranks gather it."""
+
+    def loss_of(out: Tensor, is_bad: bool) -> Tensor:
+        rows = out * (torch.arange(4)[:, None] != 1 if is_bad else 1.0)
+        rows = rows / rows.norm(dim=-1, keepdim=True)
+        parts = [torch.empty_like(rows) for _ in range(dist.get_world_size())]
+        dist.all_gather(parts, rows.detach())
+        parts[dist.get_rank()] = rows
+        every = torch.cat(parts)
+        return nn.functional.cross_entropy(10 * every @ every.T, torch.arange(len(every)))
+
+    return lost(loss_of)
+
+
 @spoilt(**LOST, operator="aten.mul.Tensor")
 def loss_times_nan() -> Training:
     """Under a scaler, after a micro-batch that was not reduced."""
@@ -566,3 +582,61 @@ def gradients_that_float16_cannot_add() -> Training:
             training.step(number)
 
     return Training(model, step)
+
+
+# --- both backwards and both steps are inside of a forward, as in Lightning's manual optimization ------------------------
+
+
+class Steps(nn.Module):
+    """Its forward is a step of the training of a GAN. Batch 0 is the critic's first, and batch 1 the painter's."""
+
+    wrapper: Any
+
+    def __init__(self, spoil: Callable[[int, Tensor], Tensor], spoil_input: bool = False) -> None:
+        super().__init__()
+        self.painter, self.critic = Net(), Net()
+        self.rates = [torch.optim.Adam(one.parameters(), lr=1e-3) for one in (self.critic, self.painter)]
+        self.spoil, self.spoils_input, self.number = spoil, spoil_input, 0
+
+    def forward(self, x: Tensor) -> None:
+        for optimizer in self.rates:
+            number, self.number = self.number, self.number + 1
+            given = self.spoil(number, x) if self.spoils_input else x
+            fake = torch.cat([self.painter(given), self.painter(-given)], 1)
+            loss = self.critic(fake).square().mean()
+            loss = loss if self.spoils_input else self.spoil(number, loss)
+            optimizer.zero_grad()
+            self.wrapper.reducer._rebuild_buckets()
+            self.wrapper.reducer.prepare_for_backward([loss])
+            loss.backward()
+            optimizer.step()
+        self.wrapper.require_backward_grad_sync = False
+
+
+def stepped(bad: int, value: Callable[[Tensor], Tensor] = lambda x: x / 0 * 0, *, of_input: bool = False) -> Training:
+    def spoil(number: int, x: Tensor) -> Tensor:
+        return value(x) if number == bad and is_culprit() else x
+
+    inner = Steps(spoil, of_input)
+    object.__setattr__(inner, "wrapper", DistributedDataParallel(inner, find_unused_parameters=True))
+
+    def step(_: int) -> None:
+        inner.wrapper.require_backward_grad_sync = True
+        inner.wrapper(torch.randn(4, 8))
+
+    return Training(inner.wrapper, step)
+
+
+IN_A_STEP: dict[str, Any] = {**CULPRIT, "cause": "singular", "reading": "loss", "operator": "aten.div.Tensor"}
+spoilt(**IN_A_STEP).each(a_loss_in_a_step_of_two_losses=lambda: stepped(BAD))
+spoilt(**IN_A_STEP | {"batch": 0}).each(the_first_loss_in_a_step_of_two_losses=lambda: stepped(0))
+spoilt(**IN_A_STEP | {"batch": 1}).each(the_second_loss_in_a_step_of_two_losses=lambda: stepped(1))
+spoilt(**CULPRIT, module="painter.first", reading="output").each(
+    an_input_in_a_step_of_two_losses=lambda: stepped(BAD, of_input=True)
+)
+
+
+@spoilt(**CULPRIT | {"state": "inf"}, cause="gradient", reading="grad_output", operator="aten.sqrt.default")
+def a_gradient_in_a_step_of_two_losses() -> Training:
+    """The loss is finite, its gradient is not."""
+    return stepped(BAD, lambda loss: loss + kinked(loss * torch.ones(4, 4), True) * 0.1)

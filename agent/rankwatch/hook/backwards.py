@@ -66,7 +66,11 @@ class Backwards:
 
     def _backward_begins(self, args: Any, kwargs: Any) -> None:
         self._running.recover()
-        if is_capturing() or self._doors.is_off or not self._sees_losses or self._running.depth or is_rehearsal():
+        if is_capturing() or self._doors.is_off or not self._sees_losses or is_rehearsal():
+            return
+        if not self._steps.done:
+            self._running.find_step(is_sure=False)
+        if self._running.depth:
             return
         losses, is_own = losses_of(args, kwargs), self._running.is_own()
         versions = versions_of(self._model.own) if losses and is_own else None
@@ -91,6 +95,8 @@ class Backwards:
             self._feed.tell(OtherStepBegins(optimizer))
             return
         self._running.recover()
+        if self._sees_losses:
+            self._running.find_step(is_sure=True)
         if (candidate := self._life.candidate_before(self._steps.of(optimizer))) is not None:
             self._batches.reach(candidate)
         self._feed.tell(StepBegins(self._steps.now, optimizer))

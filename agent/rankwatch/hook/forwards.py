@@ -105,7 +105,7 @@ class Forwards:
     # --- what hooks call ----------------------------------------------------------------------------------------------
 
     def _enter(self, named: NamedModule, args: Any, kwargs: Any) -> None:
-        if self._running.is_recomputing():
+        if self._running.is_recomputing() or (self._may_be_step() and self._running.enter_step()):
             return
         if (is_outermost := self._running.enter()) is None:
             return
@@ -116,6 +116,9 @@ class Forwards:
                 self._hooks.rest(wholly=self._life.may_rest)
             self._feed.tell(ForwardBegan(self._life.current))
         self._settler.raise_waiting()
+
+    def _may_be_step(self) -> bool:
+        return self._hooks.root.training and torch.is_grad_enabled()
 
     def _leave(self, named: NamedModule, args: Any, kwargs: Any, output: Any) -> None:
         if self._running.is_elsewhere():
@@ -151,7 +154,7 @@ class Forwards:
                 self._recorder.forget()
 
     def _leave_root(self, named: NamedModule, args: Any, kwargs: Any, output: Any) -> None:
-        if self._running.leave_unwatched():
+        if self._running.leave_unwatched() or (not self._running.is_recomputing() and self._running.leave_step()):
             return
         if output is not None or not self._running.is_raising():
             self._return_root(named, args, kwargs, output)

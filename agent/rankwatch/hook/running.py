@@ -52,6 +52,8 @@ class RunningRoots:
         self.depth = 0
         self.has_device = False
         """Whether CUDA was in use as a root forward began."""
+        self._holds_steps = self._is_in_step = False
+        """Whether an optimizer of the model has stepped inside of a call of the root, and whether such a call runs."""
         self._root = root
         self._feed = feed
         self._is_on_stack = False
@@ -100,13 +102,35 @@ class RunningRoots:
             self._feed.tell(RootsOver())
         return was_outermost
 
+    def enter_step(self) -> bool:
+        """A call of the root begins. Returns whether it is a step of the training: forwards, backward and optimizer are in it."""
+        is_step = self._holds_steps and not self.depth and not self._is_in_step
+        self._is_in_step |= is_step
+        return is_step
+
+    def leave_step(self) -> bool:
+        """A call of the root ends. Returns whether it is such a step."""
+        was_step = self._is_in_step and not self.depth
+        self._is_in_step &= not was_step
+        return was_step
+
+    def find_step(self, *, is_sure: bool) -> None:
+        """A backward begins, or an optimizer of the model steps, which ``is_sure``: a call of the root that runs is a step."""
+        if self.is_here():
+            self._is_in_step = True
+            self._end()
+        self._holds_steps |= self._is_in_step and is_sure
+
     def recover(self, *, begun: bool = False) -> None:
         """Ends a forward that was interrupted. ``begun``: a further forward of the root has begun in the calling thread."""
         with self._lock:
             if not (self.depth or self._is_judging) or not self._was_interrupted(begun):
                 return
-            self.depth, self._is_judging, self._raised_before = 0, True, None
             self._thread = threading.get_ident()
+        self._end()
+
+    def _end(self) -> None:
+        self.depth, self._is_judging, self._raised_before = 0, True, None
         try:
             self._feed.tell(RootsOver())
             self._feed.tell(Interrupted())

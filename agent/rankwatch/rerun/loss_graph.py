@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -19,12 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from ..measure.extremes import dtype_name
-from ..measure.walk import leaves
 from ..shared.bounded import BoundedDict
 from ..shared.types.frame import Kind, Reading, State
 from ..shared.types.trip import Operator, Source
-from ..touch.stack import outwards
-from ..touch.whose_code import owner_of
 from .arguments import Input, name_of, reading_of, state_of_tensor, storage_of
 from .careful import Stopped
 from .details import detail_of
@@ -46,7 +42,7 @@ from .graph_nodes import (
 from .limit import Limit, before_a_trip
 from .loss_line import lines_of_operator
 from .repetition import Repetition
-from .user_line import caller_of
+from .user_line import bad_variables, caller_of, tensors_with_a_graph
 
 log = logging.getLogger(__name__)
 
@@ -198,6 +194,8 @@ class _Walk:
         """The operators that read what a node has made."""
         self._supposed: dict[Any, tuple[str, ...]] = {}
         """The nodes whose output is not known, and is finite if a constant in these operators was."""
+        self._with_unknown: dict[str, Any] = {}
+        """The operators in these, by name."""
         self._made_by: dict[int, Any] = {}
         """The nodes whose operator was not run again, by the storage of what they had made."""
 
@@ -205,7 +203,7 @@ class _Walk:
         top: Edge = (loss.grad_fn, loss.output_nr)
         if top[0] is None:
             return LossOrigin(note="its operator is not known: the loss was made without a graph")
-        self._values = {(value.grad_fn, value.output_nr): value.detach() for value in _tensors_of_the_user()}
+        self._values = {(value.grad_fn, value.output_nr): value.detach() for value in tensors_with_a_graph()}
         self._values[top] = loss.detach()
         for node in self._in_order(top[0]):
             self._run(node)
@@ -270,7 +268,7 @@ class _Walk:
                     value = getattr(node, f"_saved_{name}")
             except RuntimeError:  # it was changed in place, or is freed
                 continue
-            found[name] = value - 2**64 if isinstance(value, int) and value >= 2**63 else value
+            found[name] = _signed(value)
         return found
 
     def _run(self, node: Any) -> None:
@@ -284,6 +282,7 @@ class _Walk:
             supposed = [self._supposed_of(edge) for edge in known.edges if edge is not None]
             if None not in supposed:
                 own = (str(known.calls[0].func),) if known.has_unknown else ()
+                self._with_unknown[str(known.calls[0].func)] = known.calls[0].func
                 self._supposed[node] = (*dict.fromkeys(name for names in supposed for name in names or ()), *own)
 
     def _supposed_of(self, edge: Edge) -> tuple[str, ...] | None:
@@ -367,8 +366,11 @@ class _Walk:
         if None not in supposed and (operand := self._only_unknown(known)) is not None:
             return self._of_operand(known, operand, made)
         if known.has_unknown or None in supposed:
-            return LossOrigin(note=self._describe_way(node))
+            born = self._born_below(node)
+            return LossOrigin(born) if born is not None else LossOrigin(note=self._describe_way(node))
         names = tuple(dict.fromkeys(name for one in supposed for name in one or ()))
+        if names and state_of_tensor(made) is State.NAN and name_of(known.calls[0].func) in _STAYS_FINITE:
+            return self._of_unknown(names[0], made) if len(names) == 1 else LossOrigin(note=self._describe_way(node))
         inputs = list(filter(None, [self._reading(number, edge, known) for number, edge in enumerate(known.edges)]))
         readings, shapes = tuple([reading for reading, _ in inputs]), tuple([shape for _, shape in inputs])
         call = known.calls[0]
@@ -389,7 +391,7 @@ class _Walk:
         func = known.calls[0].func
         output, label = reading_of("output", Kind.OUTPUT, made), names_of_edges(func, len(known.edges))[number]
         found = [pair for one, edge in enumerate(known.edges) if one != number and (pair := self._reading(one, edge, known))]
-        name, value = next(_bad_variables(made.shape), ("", None))
+        name, value = next(bad_variables(made.shape), ("", None))
         if value is not None:
             operand, shape = reading_of(f"{label}: {name}", Kind.INPUT, value), tuple(value.shape)
         else:
@@ -397,6 +399,27 @@ class _Walk:
         inputs = [(operand, shape), *found]
         operator = Operator(str(func), tuple([one for one, _ in inputs]), output, shapes=tuple([at for _, at in inputs]))
         return LossOrigin(operator, _describe_given(operator))
+
+    def _of_unknown(self, name: str, made: Tensor) -> LossOrigin:
+        """Were all operands finite, what came of this operator was finite: it was given what is bad, by other ranks say."""
+        output, func = reading_of("output", Kind.OUTPUT, made), self._with_unknown[name]
+        label = next((row.name for row in func._schema.arguments), "input")
+        operand = Reading(label, Kind.INPUT, output.dtype, math.nan, math.nan, output.state)
+        operator = Operator(name, (operand,), output, shapes=((),))
+        return LossOrigin(operator, _describe_given(operator))
+
+    def _born_below(self, node: Any) -> Operator | None:
+        """An operator that was run again, has made bad numbers of finite ones, and leads to this node."""
+        rest, seen = [node], {node}
+        while rest:
+            for edge in [edge for edge in self._nodes[rest.pop(0)].edges if edge is not None and edge[0] in self._nodes]:
+                found = self._mode.origin_of([value]) if (value := self._values.get(edge)) is not None else None
+                if found is not None and found.given is None and found.operator is not None:
+                    return found.operator
+                if edge[0] not in seen and not self._is_finite(edge):
+                    seen.add(edge[0])
+                    rest.append(edge[0])
+        return None
 
     def _reading(self, number: int, edge: Edge | None, known: GraphNode) -> tuple[Reading, tuple[int, ...]] | None:
         """What came in by an edge, and its shape."""
@@ -434,6 +457,13 @@ _MOST_LINES = 3
 _TOLERANCE = 1e-2
 
 
+def _signed(value: Any) -> Any:
+    """What autograd has saved: of a dimension such as -1, or of several, it gives the bits as numbers without a sign."""
+    if isinstance(value, (tuple, list)):
+        return type(value)(map(_signed, value))
+    return value - 2**64 if isinstance(value, int) and value >= 2**63 else value
+
+
 def _is_bad(value: Tensor) -> bool:
     return state_of_tensor(value) is not State.FINITE
 
@@ -453,26 +483,3 @@ def _describe_given(operator: Operator | None) -> str:
         return "its operator is not known: a bad number came from outside of the graph of the loss"
     what = f"{operator.name} was given {bad[0].state.name.lower()} as its {bad[0].label}"
     return f"{what}, which no operator of the graph has made: look at where it comes from"
-
-
-def _bad_variables(shape: Sequence[int]) -> Iterator[tuple[str, Tensor]]:
-    """The user's variables without a gradient that are not finite, and can be combined with a tensor of this shape."""
-    for frame in outwards(sys._getframe(1)):
-        if owner_of(frame.f_code.co_filename) != "user":
-            continue
-        for name, value in list(frame.f_locals.items()):
-            for label, one in leaves(value, name) if isinstance(value, (Tensor, dict, tuple)) else ():
-                if is_plain(one) and one.grad_fn is None and _fits(one, shape) and _is_bad(one):
-                    yield label, one
-
-
-def _fits(value: Tensor, shape: Sequence[int]) -> bool:
-    pairs = zip(reversed(value.shape), reversed(shape), strict=False)
-    return value.ndim <= len(shape) and all(own in (1, other) for own, other in pairs)
-
-
-def _tensors_of_the_user() -> Iterator[Tensor]:
-    """The variables of the user's functions that wait for the backward."""
-    for frame in outwards(sys._getframe(1)):
-        if owner_of(frame.f_code.co_filename) == "user":
-            yield from [value for value in frame.f_locals.values() if type(value) is Tensor and value.grad_fn is not None]

@@ -81,12 +81,20 @@ def _without(fields: Fields, labels: Sequence[str]) -> Iterator[Fields]:
 
 
 def clip(text: str, rows: int) -> str:
-    """The beginning of a field's text, in so many rows; a command is whole."""
-    columns = COLUMNS - FIELD_INDENT - 2 - len(MORE)  # further lines are indented by two more
-    lines = [line for part in text.split("\n") for line in textwrap.wrap(part, columns, break_on_hyphens=False)]
-    if len(lines) <= rows or text.startswith(COMMAND):
+    """The beginning of a field's text, in so many rows; a command is whole. Each line of the text has its share of the rows."""
+    if text.startswith(COMMAND):
         return text
-    return " ".join(lines[:rows]) + MORE
+    columns = COLUMNS - FIELD_INDENT - 2 - len(MORE)  # further lines are indented by two more
+    lines = [textwrap.wrap(line, columns, break_on_hyphens=False) for line in text.split("\n")]
+    if sum(map(len, lines)) <= rows:
+        return text
+    shown, left = list[str](), rows
+    for following, line in zip(range(min(len(lines), rows) - 1, -1, -1), lines, strict=False):
+        share = left - following
+        is_cut = len(line) > share or (not following and len(lines) > rows)
+        shown.append(" ".join(line[:share]) + (MORE if is_cut else ""))
+        left -= min(len(line), share)
+    return "\n".join(shown)
 
 
 def _rows(title: str, fields: Fields) -> int:

@@ -14,6 +14,8 @@ from rankwatch_monitor.record.runs import folders, read_row
 from rankwatch_monitor.record.schema import FILE
 
 COLLECTORS = 3
+HEARTBEAT = 2.0
+"""Of 48 ranks that start at once on two cores, each comes to its turn within the three beats after which it would be lost."""
 RUNS = (6, 24)
 RANKS = (1, 2)
 """At least and at most: of a storm, and of a run."""
@@ -53,7 +55,7 @@ class Storms(Part):
             (own := self.folder / f"collector-{number}").mkdir()
             site = Site([self.forge], own)
             site.runs = self.runs.path
-            site.collect(heartbeat=0.5)
+            site.collect(heartbeat=HEARTBEAT)
             self.sites.append(site)
         self.crews: list[Crew] = []
         self.latest = Latest(self.runs.path)
@@ -102,7 +104,7 @@ class Storms(Part):
         site.collectors[-1].kill()
         site.collectors[-1].wait()
         self.pause(0, 0.5)
-        site.collect(heartbeat=0.5)
+        site.collect(heartbeat=HEARTBEAT)
 
     def _end_all(self) -> None:
         """Some runs overflow, some lose a rank to a signal; the others go on, and finish."""

@@ -153,6 +153,53 @@ def a_gan_whose_optimizers_are_made_anew() -> Training:
         yield
 
 
+class Inside(Gan):
+    """Its forward is a step of the training, as Lightning's ``training_step`` is under DDP."""
+
+    generates: Callable[..., Tensor]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generates = self.generator
+
+    def fake(self) -> Tensor:
+        return self.generates(torch.randn(4, 4))
+
+    def forward(self, noise: Tensor | None = None) -> Any:
+        if noise is not None:
+            return self.generator(noise)
+        fake = self.fake()
+        learn(self.told_apart(fake), self.theirs)
+        learn(self.believed(fake), self.ours)
+        return None
+
+
+def a_gan_inside_of_a_forward() -> Training:
+    yield (gan := Inside())
+    while True:
+        gan()
+        yield
+
+
+def a_gan_whose_forward_calls_itself() -> Training:
+    yield (gan := Inside())
+    gan.generates = gan
+    while True:
+        gan()
+        yield
+
+
+def a_gan_that_is_looked_at_in_between() -> Training:
+    yield (gan := Inside())
+    while True:
+        gan()
+        gan.eval()
+        with torch.no_grad():
+            gan(torch.randn(4, 4))
+        gan.train()
+        yield
+
+
 def an_actor_and_a_critic() -> Training:
     yield (both := ActorCritic())
     while True:
@@ -204,6 +251,9 @@ def closures() -> Training:
         (a_gan_in_a_loop, [A, B]),
         (a_critic_that_steps_often, [A, A, A, B]),
         (a_gan_with_scalers, [A, B]),
+        (a_gan_inside_of_a_forward, [A, B]),
+        (a_gan_whose_forward_calls_itself, [A, B]),
+        (a_gan_that_is_looked_at_in_between, [A, B]),
         (a_gan_whose_optimizers_are_made_anew, [A, B]),
         (an_actor_and_a_critic, [("Critic", "loss"), ("Actor", "loss of Actor")]),
         (an_actor_and_a_critic_that_step_in_the_end, [("Actor", "loss"), ("Critic", "loss of Critic")]),

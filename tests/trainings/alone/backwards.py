@@ -135,6 +135,18 @@ FROM_THE_LOSS: dict[str, Any] = {"label": "grad_output", "never": "look at the l
 hostile("", "gradient", ("nan", "inf"), **FROM_THE_LOSS, says=("in ExpBackward0", "a clamp, min or where hid that")).each(
     a_ratio_behind_a_min=lambda: of_the_loss(likelihood_ratio),
 )
+
+
+def known_targets_alone(out: Any, is_bad: bool) -> Any:
+    """A target that is missing is nan: the mean leaves it out, its gradient does not."""
+    targets = put(torch.zeros(4, 4), NAN if is_bad else 0.0, 1, 2)
+    return ((out - targets) ** 2).nanmean()
+
+
+GIVEN_NAN: dict[str, Any] = {**FROM_THE_LOSS, "never": "the slope of this power"}
+hostile("", "gradient", **GIVEN_NAN, says=("in PowBackward0", "it was given nan, and a nanmean", "0 * nan")).each(
+    a_missing_target_behind_a_nanmean=lambda: of_the_loss(known_targets_alone),
+)
 hostile("", "gradient", ("nan", "inf"), **FROM_THE_LOSS, says=("in LogBackward0", "its slope at 0 is infinite")).each(
     a_log_behind_a_where=lambda: of_the_loss(
         lambda out, is_bad: torch.where(out > 9.0, out, (out.abs() * (not is_bad)).log().clamp(min=-1.0)).mean()

@@ -124,6 +124,16 @@ hostile("1", "singular", "inf", says="aten.log of 0").each(
 hostile("1", "invalid", says="aten.div of 0 and 0").each(
     zero_by_zero_below_relu_in_place=lambda: written_over(lambda x: (x * 0) / (x * 0), Tensor.relu_),
 )
+
+
+@hostile("1", "invalid", says="add an epsilon of at least 6.1e-05 (1e-8 is 0 in float16) to the divisor")
+def an_epsilon_that_is_0_in_float16() -> Training:
+    """A row of zeros, and its norm."""
+    part = Gain(lambda x, gain: x * gain / ((x * gain).norm(dim=-1, keepdim=True) + 1e-8))
+    model = middle(part).half()
+    return turned(part, 0.0, model, lambda n: model(torch.randn(4, 4).half()).float().square().mean())
+
+
 hostile("1", "invalid", says="aten.sqrt_ of -1").each(
     a_root_after_what_was_bad_is_written_over=lambda: written_over(
         lambda x: zero_log(x) * 0, lambda y: y.nan_to_num_(0).sub_(1).sqrt_()

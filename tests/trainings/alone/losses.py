@@ -133,6 +133,26 @@ hostile("", ("invalid", "overflow", "singular"), label="loss").each(
 )
 
 
+def gathered(out: Any, own: float, other: float) -> Any:
+    """Rows are divided by their norms, and stand beside those of other ranks, which have no gradient here."""
+    own_rows = out * torch.tensor([1.0, own, 1.0, 1.0])[:, None]
+    rows = torch.cat([own_rows / own_rows.norm(dim=-1, keepdim=True), torch.full((4, 4), other)])
+    return nn.functional.cross_entropy(10 * rows @ rows.T, torch.arange(8))
+
+
+hostile("", "singular", "inf", label="loss", says="aten.log of 0 is inf").each(
+    a_log_of_0_below_a_sum_over_the_last_dimension=lambda: of_output(
+        lambda out, is_bad: (out.square() - (out.softmax(-1) * (not is_bad)).log()).sum(-1, keepdim=True).mean()
+    ),
+)
+hostile("", "invalid", label="loss", says="aten.div of 0 and 0 is nan").each(
+    a_row_of_zeros_beside_gathered_rows=lambda: of_output(lambda out, is_bad: gathered(out, float(not is_bad), 0.5)),
+)
+hostile("", "upstream", label="loss", says="aten.cat was given nan as its tensors", never="aten.mul").each(
+    gathered_rows_that_are_nan=lambda: of_output(lambda out, is_bad: gathered(out, 1.0, NAN if is_bad else 0.5)),
+)
+
+
 @hostile("", ("invalid", "upstream", "data", "singular"), label="loss")
 def bad_targets() -> Training:
     """Labels with a nan, which the model itself never sees."""

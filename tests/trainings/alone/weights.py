@@ -146,6 +146,24 @@ def an_epsilon_that_float16_does_not_have() -> Training:
     return trained(model, lambda n: model(torch.randn(4, 4).half()).float().square().mean() * 1e-3, optimizer=optimizer)
 
 
+class Factored(torch.optim.Optimizer):
+    """As Adafactor: two epsilons, of which the first one is added to squares."""
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in [one for one in group["params"] if one.grad is not None]:
+                squares = parameter.grad.square() + group["eps"][0]
+                mean = self.state[parameter].setdefault("exp_avg_sq", torch.zeros_like(squares)).lerp_(squares, 0.1)
+                parameter.data.sub_(parameter.grad * mean.rsqrt(), alpha=group["lr"])
+
+
+@hostile("0", "weight", batch=1, says=("the step of Factored made it so", "its eps of 1e-30 is 0 in float16"))
+def two_epsilons_that_float16_does_not_have() -> Training:
+    model = chain(nn.Linear(4, 4)).half()
+    optimizer = Factored(model.parameters(), {"lr": 0.01, "eps": (1e-30, 1e-3)})
+    return trained(model, lambda n: model(torch.randn(4, 4).half())[:, :2].float().mean(), optimizer=optimizer)
+
+
 @hostile("0", "weight", ("inf", "nan"), batch=BAD + 1, says="the step of Adam made it so; its exp_avg is ")
 def a_state_that_was_loaded() -> Training:
     """As from a checkpoint that was written in a narrower dtype."""

@@ -115,3 +115,13 @@ def test_the_state_of_an_end_has_the_file_that_was_saved_last() -> None:
     lost = report(None, Outcome.LOST, made_with=("saved: /data/run/step-50.pt, after batch 49",), course=COURSE)
     assert "UTC; last saved step-50.pt, after batch 49\n" in on_screen(replace(lost, reason="rank 1 was lost"))
     assert "  saved      /data/run/step-50.pt, after batch 49\n" in as_text.render(lost)
+
+
+def test_each_line_of_a_field_has_its_share_of_the_rows() -> None:
+    long, short = "rank 0 is in all_reduce " + "of a tensor " * 20, "rank 1 is in barrier"
+    first, second = screen.clip(f"{long}\n{short}", 2).split("\n")
+    assert first.startswith("rank 0 is in all_reduce")
+    assert first.endswith(screen.MORE)
+    assert second == short
+    assert screen.clip(f"{long}\n{short}\n{short}", 1).count("\n") == 0
+    assert screen.clip(f"{short}\n{short}\n{short}", 2) == f"{short}\n{short}{screen.MORE}"

@@ -59,6 +59,8 @@ class GradientOrigin:
         """
         self._batches.settle()  # what the forward shows comes first
         last, why = self._batches.life.of_backward, _why_not(kept, dropped)
+        if not kept and self._add_of_loss(last):
+            return
         sums: dict[int, Tensor] = {}
         for batch in list(kept) if not why else ():
             if why := self._measure_again(batch, sums, is_one=len(kept) == 1):
@@ -86,6 +88,17 @@ class GradientOrigin:
             if rows:
                 self._add(last, named, rows, list(map(self._recorder.cell, gradients)), why, came_from, was_finite)
         self._batches.settle()
+
+    def _add_of_loss(self, batch: BatchInProgress) -> bool:
+        """Whether an operator of the loss was seen to hand on a bad gradient: no batch has to be run again for that."""
+        root, loss = self._hooks.named(self._hooks.root), batch.loss_backward
+        made = loss.origin()[0] if loss is not None else None
+        if root is None or made is None:
+            return False
+        row = ReadingSpec(Kind.GRAD_OUTPUT, "grad_output", made.output.dtype)
+        self._add(batch, root, (row,), [self._recorder.cell(math.nan if made.output.state is State.NAN else math.inf)])
+        self._batches.settle()
+        return True
 
     def _is_compiled(self, kept: list[BatchInProgress]) -> bool:
         """Whether compiled code made the gradients, at least in part."""

@@ -207,10 +207,10 @@ def _facts(
     bad = ~torch.isfinite(parameter.detach())
     eps = group.get("eps")
     is_zero = {name: bool((one[bad] == 0).any()) for name, one in state.items() if one.shape == parameter.shape}
-    if isinstance(eps, float):
+    for least in [one for one in (eps if isinstance(eps, (tuple, list)) else (eps,)) if isinstance(one, float)]:
         for name, one in state.items():
-            if is_zero.get(name) and name in _BELOW and not float(torch.tensor(eps, dtype=one.dtype)):
-                yield UpdateFact("eps", f"{eps:g}", dtype_name(one.dtype), name)
+            if is_zero.get(name) and name in _BELOW and not float(torch.tensor(least, dtype=one.dtype)):
+                yield UpdateFact("eps", f"{least:g}", dtype_name(one.dtype), name)
     gradient = parameter.grad
     is_nan = torch.isnan(parameter.detach())  # 0 / 0 is never inf
     if gradient is not None and gradient.shape == bad.shape and bool((gradient[is_nan] == 0).any()):

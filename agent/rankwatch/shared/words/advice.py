@@ -8,6 +8,7 @@ from ..types.frame import NARROW_DTYPES, NON_FINITE, Kind, State
 from ..types.trip import LOSS, OVERWRITTEN, Cause, Operator, Trip
 from .facts import INPUTS, bad_root_inputs, is_grown_by_other_code
 from .operators import explain, explain_gradient
+from .text import describe_position
 from .weight_changes import tell
 
 OPERANDS = "targets, labels, class weights, what a teacher made"
@@ -20,6 +21,9 @@ _PRODUCTS = (
     "Linear", "Bilinear", "Embedding", "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d",
 )  # fmt: skip
 """Modules whose backward has no operator with an infinite slope."""
+
+_COMMUNICATES = "not run again: it communicates"
+"""Why the guard did not find a gradient: no rank runs a forward of FSDP again by itself."""
 
 _SINCE = "look at the gradients and optimizer steps since it was last finite; if it never was, at the checkpoint"
 
@@ -100,18 +104,18 @@ def _of_weight(trip: Trip) -> tuple[str, Action]:
 def data(trip: Trip, closeup: CloseUp | None) -> str:
     bad = bad_root_inputs(trip)
     rows = "; rankwatch replay finds the rows" if closeup is not None and closeup.capsule else ""
-    return f"look at {bad[0].label if bad else 'what'} of batch {trip.position.batch} in {SHARD}{rows}"
+    return f"look at {bad[0].label if bad else 'what'} of {describe_position(trip.position)} in {SHARD}{rows}"
 
 
 def after_data(trip: Trip) -> Action:
-    """Bad data from the first batch on are what the pipeline makes: there is no good batch to go on with."""
-    return Action.SKIP_BATCH if trip.position.batch > 0 else Action.LOOK_AT_DATA
+    """Bad data from the first batch on are what the pipeline makes: there is no good batch to go on with. An eval has no step."""
+    return Action.SKIP_BATCH if trip.position.batch > 0 and not trip.position.eval else Action.LOOK_AT_DATA
 
 
 def data_outside(trip: Trip, closeup: CloseUp | None) -> str:
     assert trip.outside is not None
     given = next(one.label for one in trip.outside.readings if one.kind in INPUTS and one.state in NON_FINITE)
-    return f"look at {given} of {trip.outside.spec.module} in batch {trip.position.batch} in {SHARD}"
+    return f"look at {given} of {trip.outside.spec.module} in {describe_position(trip.position)} in {SHARD}"
 
 
 def outside(trip: Trip, closeup: CloseUp | None) -> str:
@@ -162,6 +166,8 @@ def gradient(trip: Trip, closeup: CloseUp | None) -> str:
 
 def unfound(trip: Trip) -> str:
     """Of a bad gradient whose origin the guard did not find."""
+    if _COMMUNICATES in trip.unfound and not trip.gradients:
+        return f"set RANKWATCH_GRADIENTS=1: each backward is measured as it runs, which names rank and module{scale(trip)}"
     if OVERWRITTEN in trip.unfound:
         return "give the model a copy: look for what writes to this memory, by NumPy, x.data or a loader that uses a buffer again"
     where = "the other ranks" if trip.received else "what changes .grad between the backward and the optimizer step"
@@ -170,9 +176,16 @@ def unfound(trip: Trip) -> str:
     return f"look at {where}, and at terms of the loss that are made of the parameters{scale(trip)}"
 
 
+def other_code(trip: Trip, closeup: CloseUp | None) -> str:
+    assert trip.grown is not None
+    where = f"{trip.grown.label} of {trip.grown.module or 'the root module'}"
+    what = "a decay of the wrong sign, an average (EMA) whose factors do not add up to 1, a projection, a clamp"
+    return f"look at code that writes to {where} beside the optimizer: {what}"
+
+
 def divergence(trip: Trip, closeup: CloseUp | None) -> str:
     if is_grown_by_other_code(trip):
-        return "look at code that writes to the weights beside the optimizer: a decay, an average, a projection, a clamp"
+        return other_code(trip, closeup)
     return "lower the learning rate or lengthen its warm-up, and clip gradients before optimizer.step()"
 
 

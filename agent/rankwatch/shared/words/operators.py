@@ -44,6 +44,18 @@ def is_own(operator: Operator) -> bool:
 
 def explain(operator: Operator) -> Reason:
     """The operator's inputs were finite, or held -inf on purpose."""
+    return _with_epsilon(_explain(operator), operator.output.dtype)
+
+
+def _with_epsilon(reason: Reason, dtype: str) -> Reason:
+    """The usual epsilons, 1e-8 say, are 0 in float16: there, the advice says from where on there is one."""
+    if dtype != "float16":
+        return reason
+    mend = reason.mend.replace("an epsilon", f"an epsilon of at least {DTYPE_TINY[dtype]:.1e} (1e-8 is 0 in {dtype})")
+    return reason._replace(sentence=reason.sentence.replace(reason.mend, mend), mend=mend)
+
+
+def _explain(operator: Operator) -> Reason:
     name, state, inputs = short_name(operator), operator.output.state, operator.inputs
     cause = Cause.OVERFLOW if state is State.INF else Cause.INVALID
     made = f"{_of(operator)} is {state.word}"
@@ -139,9 +151,18 @@ def explain_gradient(operator: Operator) -> Reason:
     title = operator.node.removesuffix("0").removesuffix("Backward")
     if operator.detail:
         reason = _Truth(operator.detail, _DETAILS.get(short_name(operator), _CLAMP.mend)).of(Cause.SINGULAR, made)
+    elif operator.module == LOSS and _has_saved_nan(operator):
+        reason = _NAN_BELOW.of(Cause.INVALID, made)
     elif title in _SLOPES:
-        reason = _SLOPES[title].of(Cause.SINGULAR, made)
+        reason = _with_epsilon(_SLOPES[title].of(Cause.SINGULAR, made), operator.output.dtype)
     return reason._replace(sentence=f"in {operator.node}, {reason.sentence}")
+
+
+def _has_saved_nan(operator: Operator) -> bool:
+    """Whether what autograd has saved for the first bad element is nan, or all that is known of it."""
+    return any(map(math.isnan, operator.operands)) or (
+        not operator.operands and any(one.state is State.NAN for one in operator.inputs)
+    )
 
 
 def _is_masked(operator: Operator) -> bool:
@@ -319,6 +340,10 @@ _DEGENERATE = _Truth(
 _HIDDEN = _Truth(
     "what it made in the forward was inf, and a clamp, min or where hid that: the gradient there is 0 * inf",
     "clamp what goes in, before the operator and not after it",
+)
+_NAN_BELOW = _Truth(
+    "it was given nan, and a nanmean, nansum, where or mask hid that from the loss: the gradient there is 0 * nan",
+    "leave such elements out before the operator, not after it",
 )
 _SLOPES = {
     "Sqrt": _EPSILON_BELOW,

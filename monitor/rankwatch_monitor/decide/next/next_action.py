@@ -20,7 +20,7 @@ from rankwatch.shared.types.action import Action
 from rankwatch.shared.types.trip import Cause
 from rankwatch.shared.words.brief import LONGEST, brief, is_of_a_collective
 from rankwatch.shared.words.cause import action_of, advise
-from rankwatch.shared.words.text import name_spans
+from rankwatch.shared.words.text import describe_position, name_spans
 
 from ..calls.differs import ordinal
 from ..core.report import End, RankRow, RankState, Report
@@ -98,7 +98,7 @@ def _after_verdict(report: Report) -> Advice | None:
 def _what(verdict: Verdict) -> str:
     """``overflow in batch 25 of rank 1``."""
     whose = f" of rank {verdict.rank}" if verdict.rank is not None and not verdict.alike else ""
-    return f"{verdict.cause.value} in batch {verdict.trip.position.batch}{whose}"
+    return f"{verdict.cause.value} in {describe_position(verdict.trip.position)}{whose}"
 
 
 # --- a machine --------------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from rankwatch.shared.types.trip import Cause, Trip
+from rankwatch.shared.words.facts import is_given_bad, is_made_here
 from rankwatch.shared.words.text import name_spans
 from rankwatch.shared.words.weight_changes import tell
 
@@ -15,7 +16,7 @@ _SHARED = frozenset({Cause.WEIGHT, Cause.GRADIENT, Cause.REDUCTION})
 
 def rank_order(rank: int, trip: Trip) -> tuple[int, int]:
     """The order of ranks that tripped at one moment: those with bad values of their own first, of other ranks last."""
-    return (2 if trip.is_from_others or trip.unfound else 0 if _has_bad_shard(trip) else 1), rank
+    return (2 if trip.is_from_others or trip.unfound or is_given_bad(trip) else 0 if _has_bad_shard(trip) else 1), rank
 
 
 def who_has_it(first: int, at_once: Sequence[int], trips: Mapping[int, Trip], cause: Cause, world_size: int) -> list[int]:
@@ -26,7 +27,10 @@ def who_has_it(first: int, at_once: Sequence[int], trips: Mapping[int, Trip], ca
     same = _reading(trips[first])
     if cause not in _SHARED:
         all_alike = len(at_once) == world_size and all(_reading(trips[rank]) == same for rank in at_once)
-        return list(at_once) if all_alike else [first]
+        if not all_alike:
+            return [first]
+        # What one rank has made of finite numbers, a collective within the loss hands to the others: they were given it.
+        return [rank for rank in at_once if is_made_here(trips[first]) <= (not is_given_bad(trips[rank]))]
     if trips[first].unfound:  # of shards, each rank sees others
         return [rank for rank in at_once if trips[rank].unfound]
     return [rank for rank in at_once if _reading(trips[rank]) == same and not trips[rank].unfound]

@@ -44,6 +44,24 @@ def test_a_gathered_weight_is_blamed_on_the_rank_whose_shard_is_bad() -> None:
     assert found.evidence.endswith("; all 4 ranks have it, and the bad values are in the shard of rank 2")
 
 
+def loss_trip(*, is_given: bool) -> Trip:
+    """A nan loss, of an operator that was given a nan, or that has made it of 0 and 0."""
+    made = replace(makers.made_by("aten.cat.default" if is_given else "aten.div.Tensor"), output=reading("output", NAN))
+    inputs = (reading("tensors", NAN),) if is_given else (reading("self", 0.0, low=0.0), reading("other", 0.0, low=0.0))
+    made = replace(made, inputs=inputs, operands=() if is_given else (0.0, 0.0))
+    return replace(makers.trip(reading("loss", NAN, kind=Kind.LOSS), at=(3, 0, 1), step=3), operator=made)
+
+
+def test_a_loss_is_blamed_on_the_rank_that_has_made_what_the_others_were_given() -> None:
+    given, made = loss_trip(is_given=True), loss_trip(is_given=False)
+    found = verdict_of(given, given, made, given)
+    assert (found.rank, found.alike, found.cause, [rank for rank, _ in found.also]) == (2, (), Cause.INVALID, [0, 1, 3])
+    assert verdict_of(given, given).alike == (0, 1)
+    assert verdict_of(given, made, made).alike == (1, 2)
+    unknown = replace(given, operator=None)
+    assert verdict_of(unknown, made).alike == (0, 1), "it may have made it as well"
+
+
 def test_an_unknown_shard_comes_before_one_that_is_good() -> None:
     found = verdict_of(weight_trip(False), weight_trip(None))
     assert found.rank == 1

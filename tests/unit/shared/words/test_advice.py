@@ -8,10 +8,11 @@ import pytest
 
 import makers
 from makers import INF, NAN, reading, trip
+from rankwatch.shared.types.action import Action
 from rankwatch.shared.types.closeup import CloseUp, Precision
 from rankwatch.shared.types.frame import Kind, State
 from rankwatch.shared.types.trip import BadWeight, Cause, Trip
-from rankwatch.shared.words.cause import advise
+from rankwatch.shared.words.cause import action_of, advise
 
 HALF = trip(reading("output", INF, dtype="float16"), module="decoder.wo")
 FULL = trip(reading("output", INF), module="decoder.wo")
@@ -52,6 +53,23 @@ def test_data_that_all_ranks_have_are_of_no_shard() -> None:
     said = advise(Cause.DATA, FED, None, is_everywhere=True)
     assert said.startswith("look at input[x] of batch 0 in what all ranks read: it is not one shard")
     assert advise(Cause.OVERFLOW, FULL, None, is_everywhere=True) == advise(Cause.OVERFLOW, FULL, None)
+
+
+def test_bad_data_of_an_evaluation_are_not_left_out_of_a_step() -> None:
+    fed = trip(reading("output", NAN), module="rnn", at=(11, 1, 0), step=12)
+    fed = replace(fed, root_inputs=(reading("input[x]", NAN),))
+    said = advise(Cause.DATA, fed, None)
+    assert said.startswith("look at input[x] of eval 1 after batch 11 in this rank's shard of the data")
+    assert action_of(Cause.DATA, fed) is Action.LOOK_AT_DATA
+    assert action_of(Cause.DATA, replace(fed, position=fed.position._replace(eval=0))) is Action.SKIP_BATCH
+
+
+def test_a_gradient_that_no_rank_runs_again_alone_is_measured_as_it_comes() -> None:
+    unfound = replace(ARRIVED, unfound="not run again: it communicates (FSDPModule)", guarded=True)
+    assert advise(Cause.GRADIENT, unfound, None).startswith(
+        "set RANKWATCH_GRADIENTS=1: each backward is measured as it runs"
+    )
+    assert "RANKWATCH_GRADIENTS" not in advise(Cause.GRADIENT, replace(unfound, gradients=True), None)
 
 
 OWN = replace(FULL, frames=(replace(FULL.frame, spec=replace(FULL.frame.spec, module="mine", module_class="Mine")),))

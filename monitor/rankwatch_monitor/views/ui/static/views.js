@@ -12,7 +12,7 @@ const Views = (() => {
   }
 
   // ``head`` labels the cell on a narrow page, which has no room for the head of the table.
-  const cell = (value, kind, head) => h("td", { class: kind, "data-head": head }, value instanceof Node ? value : String(value));
+  const cell = (value, kind, head) => h("td", { class: kind, "data-head": head instanceof Node ? "" : head }, value instanceof Node ? value : String(value));
 
   // ``rows`` of [class of the row, cells]; ``head`` of [title, class].
   function table(caption, head, rows, kind) {
@@ -22,10 +22,10 @@ const Views = (() => {
   }
 
   // A table without the columns of which all cells are empty.
-  function filled(caption, head, rows) {
+  function filled(caption, head, rows, kind) {
     const isFilled = head.map((_, index) => rows.some(([, cells]) => cells[index] !== ""));
     const some = (list) => list.filter((_, index) => isFilled[index]);
-    return table(caption, some(head), rows.map(([of, cells]) => [of, some(cells)]));
+    return table(caption, some(head), rows.map(([of, cells]) => [of, some(cells)]), kind);
   }
 
   const facts = (pairs) => h("dl", { class: "facts" }, pairs.filter(([, value]) => value !== null && value !== "").flatMap(([name, value]) => [h("dt", null, name), h("dd", null, value)]));
@@ -150,11 +150,12 @@ const Views = (() => {
     return h("section", { class: "panel", "aria-label": "Steps left out" }, h("h2", null, count === 1 ? "1 step was left out" : `${count} steps were left out`), shown.map(step), hidden ? h("p", { class: "faint" }, `and ${hidden} more before: report.json has the last ${report.skipped.length}`) : null);
   }
 
-  // The process groups whose members do not call the same.
+  // The process groups whose members do not call the same, but for those that the stall's text names.
   function collectives(report) {
-    if (!report.collectives.length) return null;
+    const rest = report.collectives.filter((one) => !(report.stall && report.stall.text.includes(one.text)));
+    if (!rest.length) return null;
     return h("section", { class: "panel is-bad", "aria-label": "Collectives" }, h("h2", null, "Collectives differ"),
-      report.collectives.map((one) => h("p", null, one.text)), report.collectives_unkept ? h("p", { class: "faint" }, `and ${report.collectives_unkept} more groups`) : null);
+      rest.map((one) => h("p", null, one.text)), report.collectives_unkept ? h("p", { class: "faint" }, `and ${report.collectives_unkept} more groups`) : null);
   }
 
   const LIMITS = { float16: 65504, bfloat16: 3.3895313892515355e38, float32: 3.4028234663852886e38, float64: 1.7976931348623157e308, float8_e4m3fn: 448, float8_e5m2: 57344 };
@@ -259,7 +260,7 @@ const Views = (() => {
       return [isCause || (!hasCause && ["lost", "failed"].includes(row.state)) || stalled === "stalled" ? "is-bad" : "", [
         cell(run === null ? rank : link(where(run, "modules", { rank }), rank), "number", "rank"), role, row.host, row.state, row.last_batch < 0 ? "-" : row.last_batch,
         row.last_batch < 0 ? "-" : furthest - row.last_batch, standing ? `${standing.phase}, frame ${standing.frame}` : "", parts(spent[rank], longest), more.filter(Boolean).join("; ")]];
-    }));
+    }), "stacked dense");
     const rest = order.slice(FIRST_RANKS);
     if (!rest.length) return some(order);
     return h("div", null, some(order.slice(0, FIRST_RANKS)), fold("ranks", `${rest.length} more ranks`, () => some(rest)));
@@ -270,7 +271,7 @@ const Views = (() => {
     const found = report.stall;
     if (!found) return null;
     return h("section", { class: "panel is-bad", "aria-label": "Stall" },
-      h("h2", null, `Stalled: ${found.ranks.length === 1 ? "rank" : "ranks"} ${spans(found.ranks)}${found.waiting.length ? `, and ${found.waiting.length} ${found.waiting.length === 1 ? "waits" : "wait"}` : ""}`), h("p", null, found.text), found.stacks.map((stack) => {
+      h("h2", null, `Stalled: ${found.ranks.length === 1 ? "rank" : "ranks"} ${spans(found.ranks)}${found.waiting.length ? `, and ${found.waiting.length} ${found.waiting.length === 1 ? "waits" : "wait"}` : ""}`), h("ul", null, found.text.split("; ").map((part) => h("li", null, part))), found.stacks.map((stack) => {
       const name = `rank ${stack.rank} ${stack.text}`;
       return stack.lines.length ? fold(name, name, () => h("div", { class: "scroll" }, h("pre", null, stack.lines.join("\n")))) : h("p", null, name);
     }), found.unasked ? h("p", { class: "faint" }, `${found.unasked} more ranks were not asked where they are.`) : null);
