@@ -143,8 +143,12 @@ class Rank:
     @property
     def end(self) -> str:
         """Where it was seen last, and what memory it took if that had grown all the time."""
-        has_grown = self.memory.leaks or self.device_memory.leaks
-        return f"{self.last_seen}; {describe_memory(self.memory, self.device_memory)}" if has_grown else self.last_seen
+        return "; ".join(filter(None, (self.last_seen, self.leak)))
+
+    @property
+    def leak(self) -> str:
+        """What memory it takes, if that has grown all the time; else empty."""
+        return describe_memory(self.memory, self.device_memory) if self.memory.leaks or self.device_memory.leaks else ""
 
     @property
     def furthest_batch(self) -> int:

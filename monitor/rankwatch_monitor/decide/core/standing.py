@@ -19,6 +19,7 @@ class RankStanding(NamedTuple):
 
     ``quiet`` says in what way it is silent, if it is silent for too long; ``queued`` messages wait in its spool, and
     ``dropped`` batches found no room there. ``spent``: where the time of its batches goes.
+    ``memory`` and that of its device are in bytes, 0: not known; ``leak`` says how it grew, if it did all the time.
     """
 
     rank: int
@@ -33,6 +34,9 @@ class RankStanding(NamedTuple):
     queued: int
     dropped: int
     spent: Spent = NOT_SPENT
+    memory: int = 0
+    device_memory: int = 0
+    leak: str = ""
 
 
 class RunStanding(NamedTuple):
@@ -63,6 +67,7 @@ def standing_of_rank(rank: Rank, now: float) -> RankStanding:
     return RankStanding(
         rank.number, rank.state, *rank.progress.position, rank.phase,
         round(now - rank.heard_at, 3), round(now - rank.moved_at, 3), rank.quiet, rank.queued, rank.dropped, rank.spent,
+        rank.memory.now, rank.device_memory.now, rank.leak,
     )  # fmt: skip
 
 

@@ -45,15 +45,21 @@ class MemoryTaken:
             self._apart = max(1, (kept[-1].batch - kept[0].batch) // MOST)
 
     @property
+    def now(self) -> int:
+        """0: not known."""
+        return self._used[-1].size if self._used else 0
+
+    @property
     def leaks(self) -> bool:
-        """Whether it has grown all the time."""
+        """Whether it has grown all the time. Asked of thousands of ranks in each heartbeat, of which few have grown at all."""
         if len(self._used) < 3:
             return False
         first, last = self._used[0], self._used[-1]
-        middle = min(self._used, key=lambda one: abs(2 * one.batch - first.batch - last.batch))
         growth = last.size - first.size
-        is_steady = min(middle.size - first.size, last.size - middle.size) >= SHARE * growth
-        return growth >= GROWN and last.size >= TIMES * first.size and is_steady
+        if growth < GROWN or last.size < TIMES * first.size:
+            return False
+        middle = min(self._used, key=lambda one: abs(2 * one.batch - first.batch - last.batch))
+        return min(middle.size - first.size, last.size - middle.size) >= SHARE * growth
 
     def describe(self) -> str:
         """``0.39 -> 31 GiB, +8 MiB a batch``; empty: it is not known."""
@@ -71,6 +77,15 @@ def _size(size: float) -> str:
 
 
 def describe_memory(host: MemoryTaken, device: MemoryTaken) -> str:
-    """``memory 0.39 -> 31 GiB, +8 MiB a batch; of its device 40 GiB``; empty: neither is known."""
-    told = f"memory {host.describe()}" if host.describe() else ""
-    return "; ".join(filter(None, (told, f"memory of its device {device.describe()}" if device.describe() else "")))
+    """``memory 0.39 -> 31 GiB, +8 MiB a batch; memory of its device 40 GiB``; empty: neither is known."""
+    return _both(host.describe(), device.describe())
+
+
+def describe_sizes(host: int, device: int) -> str:
+    """The same of bytes that are taken now; 0: not known."""
+    return _both(_size(host) if host else "", _size(device) if device else "")
+
+
+def _both(host: str, device: str) -> str:
+    told = f"memory {host}" if host else ""
+    return "; ".join(filter(None, (told, f"memory of its device {device}" if device else "")))

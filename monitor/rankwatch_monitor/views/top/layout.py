@@ -15,6 +15,7 @@ from rankwatch.shared.words.text import describe_rank, format_dump, name_spans
 from ...decide.core.gaps import describe_gap
 from ...decide.core.report import Outcome, Report
 from ...decide.ending.judgement import SHOWN
+from ...decide.ending.memory import describe_sizes
 from ...decide.next import how_it_went
 from ...decide.replicas.desync_text import desync_lines
 from ...record.follow import View
@@ -273,6 +274,8 @@ def _rank(scene: Scene, number: int, size: Size) -> list[Block]:
         )
         heard = f"heard {describe_time(standing.silent)} ago, moved {describe_time(standing.still)} ago"
         lines += [f"{state}: {position}", heard + (f"; {standing.quiet}" if standing.quiet else "")]
+        memory = standing.leak or describe_sizes(standing.memory, standing.device_memory)
+        lines += [memory] if memory else []
         lines += [f"{standing.queued} of its messages are not stored yet"] if standing.queued else []
     else:
         lines.append(f"{state}: {position}")

@@ -193,7 +193,8 @@ def is_urgent(one: Headroom | RankBatch) -> bool:
 
 
 def _style(rank: RankLine) -> str:
-    return "red" if rank.is_cause else _STYLES.get(rank.state, "")
+    leaks = "yellow" if rank.standing is not None and rank.standing.leak and is_live(rank) else ""
+    return "red" if rank.is_cause else _STYLES.get(rank.state, "") or leaks
 
 
 def _batch(rank: RankLine) -> str:

@@ -11,6 +11,7 @@ from desk import connected
 from rankwatch.shared.types.action import Action
 from rankwatch_monitor.decide.core.ledger import RankExited
 from rankwatch_monitor.decide.core.options import Options
+from rankwatch_monitor.decide.core.standing import standing_of_rank
 from rankwatch_monitor.decide.ending.memory import GIB, MIB, MOST, MemoryTaken
 from rankwatch_monitor.decide.next.next_action import next_action
 
@@ -44,6 +45,16 @@ def test_a_rank_of_many_batches_keeps_few_readings_and_its_first_one() -> None:
     taken = memory([GIB + MIB * number for number in range(5000)])
     assert len(taken._used) <= MOST
     assert (taken._used[0].batch, taken._used[-1].batch) == (10, 49990)
+
+
+def test_while_it_runs_its_standing_has_its_memory_and_how_it_grows() -> None:
+    desk = connected(2)
+    for batch in range(1, 40):
+        desk.receive(0, makers.beat(batch, 0, 1, memory=GIB))
+        desk.receive(1, makers.beat(batch, 0, 1, memory=GIB + batch * 100 * MIB))
+    steady, grows = (standing_of_rank(desk.run.ranks[rank], desk.now) for rank in (0, 1))
+    assert (steady.memory, steady.device_memory, steady.leak) == (GIB, 0, "")
+    assert grows.leak == "memory 1.1 GiB -> 4.81 GiB, +100 MiB a batch"
 
 
 def test_a_rank_that_was_killed_as_it_had_grown_says_so_and_is_not_simply_started_again() -> None:

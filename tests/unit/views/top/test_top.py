@@ -25,7 +25,7 @@ from rankwatch_monitor.views.top.layout import Block, Scene, Size, height, lay_o
 from rankwatch_monitor.views.top.plain import Changes
 from rankwatch_monitor.views.top.ranks import MEANINGS, TROUBLE
 from rankwatch_monitor.views.top.table import GAP, Column, Line, TableRow, TextTable, shorten
-from rankwatch_monitor.views.top.tables import describe_time
+from rankwatch_monitor.views.top.tables import describe_time, rank_table
 
 NORMAL = Size(80, 24)
 NODES = Focus()
@@ -111,6 +111,22 @@ def test_the_ranks_of_a_node_and_one_of_them(view: View) -> None:
     assert re.search(r"decoder.layers.11.feed_forward output +x108 +19 +19 +500 ms", one)
     assert "there is no rank 4711 in a run of 1024" in shown(view, Focus(rank=4711))
     assert "no rank is on node nowhere; its nodes: gpu-a100-0025.cluster, " in shown(view, Focus("nowhere"))
+
+
+def test_the_memory_of_a_rank_and_that_it_grows_all_the_time(view: View) -> None:
+    def of(**memory: object) -> View:
+        rank = view.standings[96]._replace(**memory)  # type: ignore[arg-type]
+        return replace(view, standings={**view.standings, 96: rank})
+
+    assert "\nmemory 2 GiB; memory of its device 40 GiB\n" in shown(
+        of(memory=2 << 30, device_memory=40 << 30), Focus(rank=96)
+    )
+    assert "\nmemory" not in shown(view, Focus(rank=96))
+    told = "memory 0.4 GiB -> 15.9 GiB, +8 MiB a batch"
+    leaking = of(memory=16 << 30, leak=told)
+    assert f"\n{told}\n" in shown(leaking, Focus(rank=96))
+    leaks = scene(leaking)
+    assert rank_table([one for one in leaks.ranks if one.row.rank == 96]).rows[0].style == "yellow"
 
 
 STALL = Stall((7,), (0, 1), "rank 7 of 1024 (node0) stalled: no progress for 300 s, though its heartbeat comes", 1, 1023)

@@ -242,6 +242,10 @@ const Views = (() => {
     return cell(h("span", { title: said }, bar, ` ${seconds(whole(spent))}`), "time", "a batch takes");
   }
 
+  const GIB = 2 ** 30;
+  const gib = (size) => `${Number((size / GIB).toPrecision(3))} GiB`;
+  const memory = (standing) => standing.leak || [standing.memory && `memory ${gib(standing.memory)}`, standing.device_memory && `of its device ${gib(standing.device_memory)}`].filter(Boolean).join(", ");
+
   // ``order`` of [rank, its role, whether the run ended because of it]: the cause stands before what failed because of it.
   function ranks(run, report, { standings, order, spent }) {
     const longest = Math.max(0, ...Object.values(spent).map(whole));
@@ -252,7 +256,7 @@ const Views = (() => {
     const some = (shown) => filled("Ranks, the culprit and those in trouble first", head, shown.map(([rank, role, isCause]) => {
       const [row, standing] = [report.ranks[rank], now.get(rank)];
       const stalled = report.stall && !row.farewell ? (report.stall.ranks.includes(rank) ? "stalled" : report.stall.waiting.includes(rank) ? "waits for a stalled rank" : "") : "";
-      const more = [stalled, row.farewell_text, standing && standing.quiet ? `${standing.quiet}, ${standing.silent.toFixed(0)} s` : "", row.dropped ? `${row.dropped} batches dropped` : "", row.rival ? `refused ${row.rival}` : ""];
+      const more = [stalled, row.farewell_text, standing && standing.quiet ? `${standing.quiet}, ${standing.silent.toFixed(0)} s` : "", row.dropped ? `${row.dropped} batches dropped` : "", row.rival ? `refused ${row.rival}` : "", standing && memory(standing)];
       return [isCause || (!hasCause && ["lost", "failed"].includes(row.state)) || stalled === "stalled" ? "is-bad" : "", [
         cell(run === null ? rank : link(where(run, "modules", { rank }), rank), "number", "rank"), role, row.host, row.state, row.last_batch < 0 ? "-" : row.last_batch,
         row.last_batch < 0 ? "-" : furthest - row.last_batch, standing ? `${standing.phase}, frame ${standing.frame}` : "", parts(spent[rank], longest), more.filter(Boolean).join("; ")]];
