@@ -136,11 +136,12 @@ class Runs:
     # --- checks ---------------------------------------------------------------------------------------------------------
 
     def check_finished(self, crew: Crew) -> None:
-        """All that its ranks trained is on record, once."""
+        """All that its ranks trained is on record, once, but for what a rank said that it dropped at its end."""
         report = self.report(crew)
         assert (report["outcome"], report["gaps"]) == ("finished", []), report
         assert [rank["state"] for rank in report["ranks"]] == ["finished"] * len(crew.ranks)
-        assert self.recorded(crew) == trained(*crew.done)
+        dropped = [rank["dropped"] for rank in report["ranks"]]
+        assert self.recorded(crew) == trained(*[done - one for done, one in zip(crew.done, dropped, strict=True)])
 
     def check_overflow(self, crew: Crew, culprit: int, batch: int) -> None:
         verdict = self.report(crew)["verdict"]
