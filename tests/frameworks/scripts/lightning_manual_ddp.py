@@ -17,20 +17,19 @@ warnings.simplefilter("ignore")
 
 
 class Generator(nn.Sequential):
-    def __init__(self) -> None:
-        super().__init__(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 8))
+    pass
 
 
 class Discriminator(nn.Sequential):
-    def __init__(self) -> None:
-        super().__init__(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+    pass
 
 
 class Module(lightning.LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.automatic_optimization = False
-        self.generator, self.discriminator = Generator(), Discriminator()
+        self.generator = Generator(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 8))
+        self.discriminator = Discriminator(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
         self.batch = -1
         self.generator[2].register_forward_pre_hook(self.spoil)
 
@@ -51,22 +50,16 @@ class Module(lightning.LightningModule):
         judge = nn.functional.binary_cross_entropy_with_logits
         first, second = self.optimizers()
 
-        self.toggle_optimizer(first)
         loss = judge(self.discriminator(self(torch.randn(len(real), 4))), ones)
-        self.log("generator_loss", loss)
         self.manual_backward(loss)
         first.step()
         first.zero_grad()
-        self.untoggle_optimizer(first)
-
-        self.toggle_optimizer(second)
+        second.zero_grad()
         fake = self(torch.randn(len(real), 4)).detach()
         loss = (judge(self.discriminator(real), ones) + judge(self.discriminator(fake), zeros)) / 2
-        self.log("discriminator_loss", loss)
         self.manual_backward(loss)
         second.step()
         second.zero_grad()
-        self.untoggle_optimizer(second)
 
     def configure_optimizers(self):
         return [torch.optim.Adam(self.generator.parameters(), 1e-2), torch.optim.Adam(self.discriminator.parameters(), 1e-2)]
