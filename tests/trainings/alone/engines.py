@@ -170,6 +170,21 @@ def skipping(loss: Callable[[Tensor, int], Tensor], bad: Bad = no_fault, *, ever
     return Training(model, step)
 
 
+def forgetting(loss: Callable[[Tensor, int], Tensor]) -> Training:
+    """A loop that goes on to the next batch where a loss is not finite, and does not clear its gradients."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step(number: int) -> None:
+        value = loss(model(data(number)), number)
+        value.backward()
+        if value.isfinite():
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return Training(model, step)
+
+
 def mean(output: Tensor, number: int) -> Tensor:
     return output.square().mean()
 
@@ -186,6 +201,9 @@ def steep(output: Tensor, number: int) -> Tensor:
 hostile(notice="[SKIPPED_STEP .loss]", batches=20).each(
     a_loop_that_skips_a_nan_loss=lambda: skipping(nan_loss),
     a_loop_that_skips_a_nan_loss_in_a_step_of_two=lambda: skipping(nan_loss, every=2),
+)
+hostile("", "gradient", batch=9, label="grad_output", batches=20, never="that changes .grad").each(
+    gradients_that_stay_from_a_step_that_was_skipped=lambda: forgetting(nan_loss),
 )
 hostile(notice="[SKIPPED_STEP .grad_output]", batches=20).each(
     a_loop_that_skips_a_steep_loss=lambda: skipping(steep),

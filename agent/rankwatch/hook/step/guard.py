@@ -112,6 +112,8 @@ class Guard:
         self._reduced_by = ""
         """What reduces the gradients in DDP's backward: its own all-reduce, or what the user has registered in its place."""
         self._ddp: weakref.ref[Any] | None = None
+        self._was_skipped = False
+        """Whether no step followed upon the last backward, and the next one has not begun."""
         self._awaits_step = False
         """Whether a backward has begun, and neither a forward nor a step since."""
         self._norm = StepNorm()
@@ -199,6 +201,10 @@ class Guard:
         self._thread = threading.get_ident()
         self._known.forget()
         self._awaits_step = True
+        if self._was_skipped:
+            self._was_skipped = False
+            if not any(map(is_bad, self._gradients)):  # else what was kept made them so: nobody has cleared them
+                self._drop()
         if is_first:
             self._known.begin()
             if not self._steps.are_of_copies:  # an engine takes each gradient away
@@ -322,7 +328,7 @@ class Guard:
         elif (found := self._first_bad()) is not None and not found[0].is_searched_for and self._cadence.is_told(found[1]):
             self._notify(notice_of(*found, self._cadence))
         self._forget_passed()
-        self._drop()
+        self._was_skipped = True
 
     def _forget_passed(self) -> None:
         if self._passing is not None:
