@@ -82,8 +82,7 @@ class Trials:
         was_given_bad = batch.root_inputs is not None and any(cell.is_bad for cell in batch.root_inputs.cells)
         is_next = good.batch is not batch and good.frames[0].step == self._steps.done
         is_forward = frame.spec.phase is Phase.FORWARD and batch.state is BatchState.BATCH
-        are_handed = any(value.grad_fn is not None for _, value in self._parameters())  # the training goes back through them
-        return is_forward and is_next and not was_given_bad and not are_handed
+        return is_forward and is_next and not was_given_bad
 
     def begin(self, found: FoundTrip, part: BatchPart) -> None:
         self.current = OnTrial(found, part, self._now)
