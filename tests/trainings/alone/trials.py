@@ -55,56 +55,6 @@ def searched(put: Callable[[nn.Module, Iterable[Tensor]], None], rates: tuple[fl
 
 RATES = (1e25, 1e24, 0.1, 0.01)
 
-
-def searched_with_gradients(put: Callable[[nn.Module, Iterable[Tensor]], None], *, backward: bool = False) -> Training:
-    """Each batch tries step sizes in training mode: the first one that is lower is kept, with its gradient."""
-    model = linear()
-
-    def step(number: int) -> None:
-        x = data(number)
-        model.zero_grad()
-        loss = model(x).square().mean()
-        loss.backward()
-        old, slopes = [one.detach().clone() for one in model.parameters()], [one.grad.clone() for one in model.parameters()]
-        for rate in RATES:
-            put(model, [value - rate * slope for value, slope in zip(old, slopes, strict=True)])
-            tried = model(x).square().mean()
-            if backward:
-                model.zero_grad()
-                tried.backward()
-            if tried < loss:
-                break
-        else:
-            put(model, old)
-
-    return Training(model, step)
-
-
-def by_lbfgs(start: float) -> Training:
-    """Strong Wolfe tries a step that is far too long, and takes it back."""
-    model = linear()
-    optimizer = torch.optim.LBFGS(model.parameters(), lr=start, line_search_fn="strong_wolfe", max_iter=4)
-
-    def step(number: int) -> None:
-        def closure() -> Any:
-            optimizer.zero_grad()
-            loss = model(data(number)).square().mean()
-            loss.backward()
-            return loss
-
-        optimizer.step(closure)
-
-    return Training(model, step)
-
-
-hostile(notice="[TRIAL ").each(
-    a_line_search_with_gradients_on=lambda: searched_with_gradients(write),
-    a_line_search_unseen_with_gradients_on=lambda: searched_with_gradients(write_unseen),
-    a_line_search_that_goes_backward=lambda: searched_with_gradients(write, backward=True),
-    a_line_search_by_lbfgs=lambda: by_lbfgs(1e19),
-)
-hostile("1", "overflow", ("inf", "nan"), batch=range(30)).each(a_line_search_that_keeps_what_is_bad=lambda: by_lbfgs(1e25))
-
 hostile(notice="[TRIAL 1.output]").each(
     a_line_search=lambda: searched(write, RATES),
     a_line_search_unseen_by_autograd=lambda: searched(write_unseen, RATES),
@@ -231,20 +181,6 @@ def kept(model: Any, number: int) -> None:
 def kept_for_two(model: Any, number: int) -> None:
     kept(model, number)
     model(data(0))
-
-
-@hostile("1", ("overflow", "weight"), ("inf", "nan"), batch=range(BAD, BAD + 2))
-def a_descent_by_hand_that_overflows() -> Training:
-    """No optimizer ever steps, and the weights change by far between two forwards."""
-    model = linear()
-
-    def step(number: int) -> None:
-        model.zero_grad()
-        model(data(number)).square().mean().backward()
-        rate = 1e25 if number >= BAD - 1 else 0.5
-        write(model, [value - rate * value.grad for value in model.parameters()])
-
-    return Training(model, step)
 
 
 hostile("1", ("overflow",), "inf").each(

@@ -251,7 +251,7 @@ class Guard:
         if looks and not are_finite:
             self._norm.drop()
             are_finite = not any(map(is_bad, gradients))
-            if not are_finite and not self._undecided.has_trip:
+            if not are_finite and self._undecided.bad_step is None:
                 self._find_origin()
         if not (self._skipping.is_on and self._is_left_out(optimizer, are_bad=looks and not are_finite)):
             self._steps.updates.begin(optimizer, batch.position.batch, are_finite=are_finite)

@@ -1,7 +1,7 @@
 """Weights on trial: code that is no optimizer writes weights, looks at what comes of them, and takes them back.
 
-A line search rejects a step that overflows, an evolution its worst member, a sampler a proposal. What such weights made bad harms
-nothing, unless the next forward or the step of an optimizer has them as well: the trip waits for that.
+A line search rejects a step that overflows, an evolution its worst member, a sampler a proposal. What such weights made bad in a
+forward without gradients harms nothing, unless the next forward has them as well: the trip waits for that.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from ...measure.recorder import PendingFrame, Recorder
 from ...measure.tape import Cell, Tape
 from ...shared.types.frame import SHARD, Kind, Moment, Phase, State
 from ...shared.types.notice import Notice, NoticeKind
-from ..batch import BatchInProgress, BatchPart, BatchState
+from ..batch import BatchPart, BatchState
 from ..reporter import FoundTrip
 from .cadence import REPEATED
 from .optimizer_steps import OptimizerSteps
 
 FAR, NEAR = 1.5, 1.02
 """A weight is another one if its abs max is so many times what it was in the last good forward, or so much less: an optimizer's
-step hardly ever does that. NEAR: of a forward without gradients, where none has stepped since. Weights are not measured in each
-forward, so that they may have been others there."""
+step hardly ever does that. NEAR: where none has stepped since. Weights are not measured in each forward, so that they may have
+been others there."""
 
 _Weights = list[tuple[str, str, int]]
 """Of each parameter, abs min and abs max, as text, in which an inf is like another one, and what shows that it was written."""
@@ -65,37 +65,29 @@ class Trials:
 
     def may_be(self, frame: PendingFrame, part: BatchPart) -> bool:
         """Whether the weights of a bad forward are on trial, so that its trip waits. Asked before these are measured anew."""
-        good, is_eval = self._good, part.batch.state is BatchState.EVAL
-        if good is None or not (is_eval or self._may_be_tried(good, frame, part.batch)):
+        good = self._good
+        if good is None or part.batch.state is not BatchState.EVAL:
             return False
         cells = self._cells()
         self._now = self._as_text(cells)
         self._before = self._before or _cells_of(good)
         found = [(before, now) for key, before in self._before.items() if (now := cells.get(key)) is not None]
-        far = NEAR if is_eval and good.frames[0].step == self._steps.done else FAR
+        far = FAR if good.frames[0].step != self._steps.done else NEAR
         # Code that averages weights, and makes nan of them, is a fault.
         is_nan = any(now.state is State.NAN for _, now in found)
         return not is_nan and any(_is_other(before, now, far) for before, now in found)
-
-    def _may_be_tried(self, good: BatchPart, frame: PendingFrame, batch: BatchInProgress) -> bool:
-        """Whether a training's forward may be a trial: since the last good one no optimizer has stepped, and its data is good."""
-        was_given_bad = batch.root_inputs is not None and any(cell.is_bad for cell in batch.root_inputs.cells)
-        is_next = good.batch is not batch and good.frames[0].step == self._steps.done
-        is_forward = frame.spec.phase is Phase.FORWARD and batch.state is BatchState.BATCH
-        return is_forward and is_next and not was_given_bad
 
     def begin(self, found: FoundTrip, part: BatchPart) -> None:
         self.current = OnTrial(found, part, self._now)
 
     def end(self) -> tuple[OnTrial, bool]:
-        """The trial is decided; whether the weights are still those that were tried, or what has come of these."""
+        """The trial is decided; whether the weights are still those that were tried."""
         trial, self.current = self.current, None
         assert trial is not None
-        cells = self._cells()
-        is_kept = self._as_text(cells) == trial.weights or any(one.state is State.NAN for one in cells.values())
-        if not is_kept:
+        is_same = self._as_text(self._cells()) == trial.weights
+        if not is_same:
             self._recorder.expire_all()
-        return trial, is_kept
+        return trial, is_same
 
     def notice(self, trial: OnTrial) -> Notice | None:
         """What is told of a trial that was taken back: at most once in ``REPEATED`` batches."""

@@ -17,7 +17,7 @@ from ...shared.types.trip import LeftOut, Trip
 from ...shared.types.tuning import Check
 from ...shared.words.sentences import by_operator
 from ..batch import BatchPart
-from ..events import ForwardBegan, StepBegins
+from ..events import ForwardBegan
 from ..lifecycle import Life
 from ..reporter import FoundTrip, Reporter, Sender, closeup_of
 from ..trip_finder import TripFinder
@@ -34,7 +34,7 @@ class Undecided:
         sender: sends the parts that were kept.
     """
 
-    events = (ForwardBegan, StepBegins)
+    events = (ForwardBegan,)
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Undecided:
         self._unsent: list[BatchPart] = []
         """The parts since the first loss that is held, or the bad step."""
 
-    def on(self, _event: ForwardBegan | StepBegins) -> None:
+    def on(self, _event: ForwardBegan) -> None:
         self.end_trial()
 
     @property
@@ -257,7 +257,7 @@ class Undecided:
     # --- weights on trial -------------------------------------------------------------------------------------------------
 
     def end_trial(self) -> None:
-        """The next forward or step begins. If the weights are still those that were tried, the trip counts."""
+        """The next forward begins. If the weights are still those that were tried, the trip counts; else it harmed nothing."""
         if self._trials.current is None:
             return
         trial, is_kept = self._trials.end()
