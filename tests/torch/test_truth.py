@@ -42,6 +42,7 @@ HIDDEN = {
     "one_element_of_a_million",
     "a_weight_whose_output_is_hidden",
     "a_running_variance_after_large_data",
+    "a_measure_that_the_loop_calls",
 }
 """Nothing bad comes to the model's output, the loss or a gradient: only a batch that is measured in full shows it."""
 
@@ -59,10 +60,15 @@ IN_PARTS = {
     "a_weight_of_decode",
     "a_gradient_of_decode",
     "a_list_that_is_called_from_outside",
+    "one_of_two_scalers",
 }
 """The root is never called: what was bad is known, but there is no forward to run again."""
 
-ELSEWHERE = {"in_a_micro_batch": "the training has changed the module since", "no_scale_helps": "the scaler's end is later"}
+ELSEWHERE = {
+    "in_a_micro_batch": "the training has changed the module since",
+    "no_scale_helps": "the scaler's end is later",
+    "an_overflow_beside_a_measure": "the second run ends at what is bad first, and the measure is",
+}
 
 
 @pytest.mark.parametrize("case", ALL)

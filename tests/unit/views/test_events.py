@@ -15,6 +15,7 @@ from rankwatch_monitor.decide.core.fact import OWN_FACTS, OwnFact
 from rankwatch_monitor.decide.core.gaps import Gap
 from rankwatch_monitor.decide.core.journal import NO_RANK, Entry, Fact
 from rankwatch_monitor.decide.core.report import Outcome, RankState, Stall
+from rankwatch_monitor.decide.ending.judgement import Doubt
 from rankwatch_monitor.decide.replicas.desync import Compared, Desync, DesyncPattern
 from rankwatch_monitor.views import events
 
@@ -95,6 +96,8 @@ TOLD: list[tuple[Fact, str]] = [
     ),
     (journal.Paced(8, 64), "from batch 64 on, 1 of 8 is measured in full"),
     (journal.LookedClosely(130, 180, "a jump on rank 1"), "batches 130 to 180 are all measured in full: a jump on rank 1"),
+    (journal.Doubted((Doubt("loss-grown", 7, "the loss has grown"),)), "the loss has grown"),
+    (journal.Doubted(()), "nothing speaks against the run any more"),
     (Gap((5,), 50, 249, "the disk was full"), "batches 50 to 249 are not on record: the disk was full"),
     (journal.Closed(), "the run is over"),
 ]
