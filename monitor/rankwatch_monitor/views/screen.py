@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import TypeAlias
 
 from rankwatch.shared.system.on_terminal import COMMAND, wrapped
@@ -81,20 +82,13 @@ def _without(fields: Fields, labels: Sequence[str]) -> Iterator[Fields]:
 
 
 def clip(text: str, rows: int) -> str:
-    """The beginning of a field's text, in so many rows; a command is whole. Each line of the text has its share of the rows."""
-    if text.startswith(COMMAND):
+    """The beginning of a field's text, in so many rows; a command is whole. Lines that do not all fit are told in a row."""
+    wrap = partial(textwrap.wrap, width=COLUMNS - FIELD_INDENT - 2 - len(MORE), break_on_hyphens=False)  # 2: an indent
+    lines = text.split("\n")
+    if sum(len(wrap(line)) for line in lines) <= rows or text.startswith(COMMAND):
         return text
-    columns = COLUMNS - FIELD_INDENT - 2 - len(MORE)  # further lines are indented by two more
-    lines = [textwrap.wrap(line, columns, break_on_hyphens=False) for line in text.split("\n")]
-    if sum(map(len, lines)) <= rows:
-        return text
-    shown, left = list[str](), rows
-    for following, line in zip(range(min(len(lines), rows) - 1, -1, -1), lines, strict=False):
-        share = left - following
-        is_cut = len(line) > share or (not following and len(lines) > rows)
-        shown.append(" ".join(line[:share]) + (MORE if is_cut else ""))
-        left -= min(len(line), share)
-    return "\n".join(shown)
+    told = wrap("; ".join(lines))
+    return " ".join(told[:rows]) + (MORE if len(told) > rows else "")
 
 
 def _rows(title: str, fields: Fields) -> int:
