@@ -67,7 +67,7 @@ class PendingFrame:
     ``reductions``: those that ended since the frame before.
     ``is_absorbed``: a loss scaler is expected to deal with what is not finite. ``guarded``: the gradient guard made it, before
     an optimizer step; ``unfound``: why it could not be said where its gradients came from; ``was_finite``: they were finite when
-    the batches were run again. ``graded``: of each output, the last rows, whether it needs a gradient; empty: not known.
+    the batches were run again.
     """
 
     position: Position
@@ -82,7 +82,6 @@ class PendingFrame:
     unfound: str = ""
     was_finite: bool = False
     received: str = ""
-    graded: Sequence[bool] = ()
 
     def measured(self) -> Frame:
         return Frame(
@@ -169,24 +168,19 @@ class Recorder:
         if len(args) == 1 and not kwargs and type(args[0]) is Tensor and type(output) is Tensor:  # the usual case
             found = [args[0], output]
             key = phase.real, id(weights.rows), args[0].dtype, output.dtype  # real: an enum's own hash is slow
-            made = 1
         else:
             found = []
             given = [_flatten_input(value, found) for value in args]
             if kwargs:
                 given += [(name, _flatten_input(value, found)) for name, value in kwargs.items()]
-            count = len(found)
             key = phase.real, id(weights.rows), tuple(given), len(args), flatten(output, found)
-            made = len(found) - count
         spec = specs.get(key)
         if spec is None:
             values = [*labelled_inputs(args, kwargs), *((Kind.OUTPUT, *leaf) for leaf in leaves(output, "output"))]
             rows = (*weights.rows, *(ReadingSpec(kind, label, _dtype(value)) for kind, label, value in values))
             spec = specs[key] = _spec(named, rows, phase)
         cells = [*weights.cells, *map(self.cell, found)]
-        frame = PendingFrame(position, named, spec, cells, self._step, len(weights.cells))
-        frame.graded = [getattr(value, "requires_grad", True) for value in found[len(found) - made :]]
-        return frame
+        return PendingFrame(position, named, spec, cells, self._step, len(weights.cells))
 
     def again(self, frame: PendingFrame, args: Any, kwargs: Any, output: Any) -> tuple[PendingFrame, list[Any]]:
         """Measures a frame's call anew; also returns the values of its readings. A marked tensor is passed as the output."""

@@ -7,7 +7,6 @@ returns, is held like the loss itself: transformers' models do so, and speech re
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -19,7 +18,7 @@ from ...shared.types.closeup import CloseUp
 from ...shared.types.frame import NON_FINITE, Kind, Moment, Phase, State
 from ...shared.types.notice import Notice, NoticeKind
 from ...shared.types.trip import Trip
-from ...shared.words.operators import is_own, short_name
+from ...shared.words.operators import short_name
 from ..batch import BatchInProgress, BatchPart
 from ..reporter import FoundTrip
 from .cadence import REPEATED
@@ -39,7 +38,7 @@ class HeldLoss(NamedTuple):
     call: Call | None
     ring: deque[PendingFrame]
     found: FoundTrip | None = None
-    """Its trip, if it may be no loss (see ``is_placeholder`` and ``is_measure``): what made it is known already."""
+    """Its trip, if it is a placeholder (see ``is_placeholder``): what made it is known already."""
 
     @property
     def batch(self) -> BatchInProgress:
@@ -94,13 +93,6 @@ class HeldLosses:
             return None
         return next((one for one in self.all if one.batch is batch), None)
 
-    def before(self, found: FoundTrip, part: BatchPart) -> FoundTrip | None:
-        """What was held in the same forward, and has made bad what trips now; None: that was made of finite numbers."""
-        operator = found.trip.operator
-        if operator is not None and is_own(operator):
-            return None
-        return next((one.found for one in self.all if one.part is part and one.found is not None), None)
-
     def drop_masked(self, loss: BatchPart) -> bool:
         """A loss goes to a backward. If it is finite, what was bad on the way to it was masked; returns whether any was."""
         if any(one.part is loss for one in self.all):
@@ -140,24 +132,6 @@ def is_placeholder(trip: Trip) -> bool:
         return False
     nans = [one.dtype for one in operator.inputs if one.state is State.NAN]
     return trip.culprit.kind is Kind.OUTPUT and bool(nans) and all(dtype == "float" for dtype in nans)
-
-
-def is_measure(trip: Trip, ring: Sequence[PendingFrame], tripping: Sequence[int]) -> bool:
-    """Whether what a training makes bad of finite numbers, in the last frame, may have no part in the loss.
-
-    A module that no gradient goes through may measure what the model has made, such as the accuracy of a class that is absent:
-    0/0. And the root may return more than the loss is made of.
-    """
-    frame = ring[-1]
-    rows, first = frame.spec.readings, len(frame.spec.readings) - len(frame.graded)
-    is_of_training = any(any(one.graded) for one in ring if one.position[:2] == frame.position[:2])
-    is_born_here = trip.operator is not None and is_own(trip.operator) and not trip.weights
-    if not (is_of_training and is_born_here and frame.spec.phase is Phase.FORWARD and tripping):
-        return False
-    if any(rows[row].kind is not Kind.OUTPUT or row < first for row in tripping):
-        return False
-    has_others = not frame.spec.module and State.FINITE in frame.states[first:]
-    return has_others or not any(frame.graded[row - first] for row in tripping)
 
 
 def harmless(trip: Trip, kind: NoticeKind) -> Notice:

@@ -21,7 +21,7 @@ from ..events import ForwardBegan
 from ..lifecycle import Life
 from ..reporter import FoundTrip, Reporter, Sender, closeup_of
 from ..trip_finder import TripFinder
-from .held import WEIGHTS_ARE_BAD, BadStep, HeldLoss, HeldLosses, harmless, harms, is_measure, is_placeholder
+from .held import WEIGHTS_ARE_BAD, BadStep, HeldLoss, HeldLosses, harmless, harms, is_placeholder
 from .trials import Trials
 
 
@@ -94,14 +94,8 @@ class Undecided:
             self._trials.begin(found, part)
             self._set_held()
             return None
-        if found is None or not (self._holds and part.batch.is_streamed):
-            return found
-        earlier, last = self._held.before(found, part), self._finder.ring[-1]
-        if earlier is not None:
-            return earlier
-        tripping = self._finder.judge.tripping(last.spec, last.states)
-        if is_placeholder(found.trip) or is_measure(found.trip, self._finder.ring, tripping):
-            self._held.all.append(HeldLoss(last, part, call, self._finder.ring.copy(), found))
+        if found is not None and self._holds and part.batch.is_streamed and is_placeholder(found.trip):
+            self._held.all.append(HeldLoss(frame, part, call, self._finder.ring.copy(), found))
             self._set_held()
             self._finder.begin_anew()
             return None
