@@ -42,7 +42,6 @@ HIDDEN = {
     "one_element_of_a_million",
     "a_weight_whose_output_is_hidden",
     "a_running_variance_after_large_data",
-    "a_measure_that_the_loop_calls",
 }
 """Nothing bad comes to the model's output, the loss or a gradient: only a batch that is measured in full shows it."""
 
@@ -67,7 +66,6 @@ IN_PARTS = {
 ELSEWHERE = {
     "in_a_micro_batch": "the training has changed the module since",
     "no_scale_helps": "the scaler's end is later",
-    "an_overflow_beside_a_measure": "the second run ends at what is bad first, and the measure is",
 }
 
 
