@@ -16,7 +16,9 @@ _SHARED = frozenset({Cause.WEIGHT, Cause.GRADIENT, Cause.REDUCTION})
 
 def rank_order(rank: int, trip: Trip) -> tuple[int, int]:
     """The order of ranks that tripped at one moment: those with bad values of their own first, of other ranks last."""
-    return (2 if trip.is_from_others or trip.unfound or is_given_bad(trip) else 0 if _has_bad_shard(trip) else 1), rank
+    if trip.is_from_others or trip.unfound:
+        return 2, rank
+    return (0 if _has_bad_shard(trip) else 2 if is_given_bad(trip) else 1), rank
 
 
 def who_has_it(first: int, at_once: Sequence[int], trips: Mapping[int, Trip], cause: Cause, world_size: int) -> list[int]:
