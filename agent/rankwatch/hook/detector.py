@@ -21,6 +21,7 @@ from ..judge.pace.full_batches import PATIENCE, FullBatches
 from ..judge.pace.hook_time import HookTime, laps_of
 from ..judge.reporter import Reporter
 from ..judge.settler import Settler
+from ..judge.steps.growth import Growth
 from ..judge.steps.optimizer_steps import OptimizerSteps
 from ..judge.steps.rates import Rates
 from ..judge.stopwatch import Stopwatch
@@ -97,6 +98,7 @@ class Detector:
         running = self._running = RunningRoots(root, feed)
         hooks = self._hooks = Hooks(model, config.modules, recorder, feed, doors)
         scales = self._loss_scales = LossScales(config, life, feed, doors)
+        growth = Growth(hooks, steps, outside)
         sweep = Sweep(model, recorder, hooks)
         settler = self._settler = Settler(
             config,
@@ -110,6 +112,7 @@ class Detector:
             steps=steps,
             model=hooks,
             outside=outside,
+            growth=growth,
         )
         undecided = settler.undecided
         batches = self._batches = Batches(life, settler, recorder, scales, steps, feed)
@@ -159,8 +162,8 @@ class Detector:
         self._stopwatch, self._rates = Stopwatch(), Rates()
         feed.subscribe(
             copies, gradients, guard, skipping, batches, undecided, settler, hooks, losses, turns, scales, fingerprints,
-            standstill, ungraded, unwritten, limit, forwards, compiled, outside, self._stopwatch,
-            self._rates,
+            standstill, ungraded, unwritten, limit, forwards, compiled, outside, growth,
+            self._stopwatch, self._rates,
             HookTime(full, doors, laps_of(model), lambda: collectives.called),
         )  # fmt: skip
         watch = BackwardWatch(backwards)

@@ -29,6 +29,7 @@ from ..touch.parts import buffers_in, parameters_in
 from ..touch.torch_private import NORMS_WITH_STATISTICS
 from .batch import BatchInProgress, BatchPart
 from .outside import Outside, OutsideCall
+from .steps.growth import Growth
 from .steps.optimizer_steps import OptimizerSteps
 
 MAX_WEIGHTS = 16
@@ -65,6 +66,7 @@ class Evidence:
         model: the modules of the model.
         sweep: has this rank's own values of sharded parameters.
         outside: the calls of modules that are no part of the model.
+        growth: has the weights that other code makes larger.
     """
 
     def __init__(
@@ -74,7 +76,9 @@ class Evidence:
         model: Modules,
         sweep: Sweep,
         outside: Outside,
+        growth: Growth,
     ) -> None:
+        self._growth = growth
         self._sweep = sweep
         self._others = outside
         self._uncalled: list[NamedModule] | None = None
@@ -156,6 +160,7 @@ class Evidence:
         output = call[2] if call is not None else None
         subject = Subject(forwards, forward, repeated, was_given, is_compiled, note, output, again)
         reach = self._reach(grown) if grown is not None else -1.0
+        grown, reach = self._growth.found() or (grown, reach)
         return Gathered(operator, weights, (*labels, *own), recurs, self._steps.rates, grown, reach, subject, is_meant)
 
     def _outside(self, frame: PendingFrame, kind: Kind, part: BatchPart) -> OutsideCall | None:
@@ -208,7 +213,8 @@ class Evidence:
     def _reach(self, grown: GrownWeight) -> float:
         named = next((one for one in self._model.modules if one.names[0] == grown.module), None)
         value = named.module._parameters.get(grown.label.partition(SHARD)[0]) if named is not None else None
-        return self._steps.updates.reach(value, grown.before) if value is not None else -1.0
+        reach = self._steps.updates.reach(value, grown.before) if value is not None else 0.0
+        return reach or -1.0  # a gradient that is 0 by now tells nothing of the steps before
 
     def _bad_weights(self, frame: PendingFrame, repeated: Repeated) -> Iterator[BadWeight]:
         """The bad weights of the frame's module and of all others, those nearest to it first."""

@@ -81,6 +81,7 @@ class Outside:
     events = (RootBegan, RootLeft, BackwardEnded)
 
     def __init__(self) -> None:
+        self.modules: list[NamedModule] = []
         self._tape = Tape()
         self._recorder = Recorder(self._tape, 0)
         self._calls: deque[_SeenCall] = deque(maxlen=MAX_CALLS)
@@ -114,7 +115,11 @@ class Outside:
             module.register_forward_hook(OutsideOfGraph(self._guarded(returned)), with_kwargs=True, always_call=True),
         ]
 
+        self.modules.append(named)
+
         def end() -> None:
+            if named in self.modules:
+                self.modules.remove(named)
             for handle in handles:
                 handle.remove()
 

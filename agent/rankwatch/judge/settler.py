@@ -27,6 +27,7 @@ from .evidence import Evidence
 from .lifecycle import Life
 from .outside import Outside
 from .reporter import FoundTrip, Reporter, Sender
+from .steps.growth import Growth
 from .steps.optimizer_steps import OptimizerSteps
 from .steps.trials import Trials
 from .steps.undecided import Undecided
@@ -68,6 +69,7 @@ class Settler:
         steps: OptimizerSteps,
         model: Modules,
         outside: Outside,
+        growth: Growth,
     ) -> None:
         self._life = life
         self.check = config.check or check
@@ -82,7 +84,7 @@ class Settler:
         self._guards = config.guard and self._trips
         self._model = model
         self._steps = steps
-        self._evidence = Evidence(recorder, steps, model, sweep, outside)
+        self._evidence = Evidence(recorder, steps, model, sweep, outside, growth)
         between = UnmeasuredBatchRerun(recorder, tape, sweep, steps, model)
         self.finder = TripFinder(config, life, tape, recorder, steps, between, self._evidence, reporter.on_notice)
         self._sender = Sender(reporter, life.full)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...touch.parts import parameters_in
@@ -76,6 +76,10 @@ class OptimizerSteps:
         """The learning rates of the groups of all optimizers that have stepped."""
         groups = [group for optimizer in self._steps for group in optimizer.param_groups]
         return tuple([float(group["lr"]) for group in groups if "lr" in group])
+
+    def has(self, parameter: Tensor) -> bool:
+        """Whether an optimizer has stepped that has this parameter."""
+        return id(parameter) in self._users
 
     @property
     def has_several(self) -> bool:

@@ -176,9 +176,16 @@ def unfound(trip: Trip) -> str:
     return f"look at {where}, and at terms of the loss that are made of the parameters{scale(trip)}"
 
 
+def other_code(trip: Trip, closeup: CloseUp | None) -> str:
+    assert trip.grown is not None
+    where = f"{trip.grown.label} of {trip.grown.module or 'the root module'}"
+    what = "a decay of the wrong sign, an average (EMA) whose factors do not add up to 1, a projection, a clamp"
+    return f"look at code that writes to {where} beside the optimizer: {what}"
+
+
 def divergence(trip: Trip, closeup: CloseUp | None) -> str:
     if is_grown_by_other_code(trip):
-        return "look at code that writes to the weights beside the optimizer: a decay, an average, a projection, a clamp"
+        return other_code(trip, closeup)
     return "lower the learning rate or lengthen its warm-up, and clip gradients before optimizer.step()"
 
 

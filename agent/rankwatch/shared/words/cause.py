@@ -89,7 +89,14 @@ def _rule_of(cause: Cause, trip: Trip) -> CauseRule | None:
 
 
 def _first(trip: Trip) -> CauseRule:
-    return next(rule for rule in RULES if rule.when(trip))
+    rule = next(rule for rule in RULES if rule.when(trip))
+    cause = rule.cause or sentences.by_operator(trip)[0]
+    if cause not in (Cause.OVERFLOW, Cause.GRADIENT) or rule.advice is not None or not facts.is_grown_by_other_code(trip):
+        return rule
+    # Other code has made weights larger: that is said beside what it has led to, and is where to look.
+    return rule._replace(
+        cause=cause, sentence=lambda t: f"{rule.sentence(t)}; {sentences.by_other_code(t)}", advice=advice.other_code
+    )
 
 
 RULES = (

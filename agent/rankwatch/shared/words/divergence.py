@@ -19,6 +19,7 @@ from ..types.frame import DTYPE_MAX, BatchSummary, FrameTable, Kind, Phase
 from ..types.trip import Cause, Trip
 from .cause import classify
 from .facts import is_grown_by_other_code
+from .sentences import by_other_code
 
 KEPT = 64
 """Batches of a rank's history."""
@@ -213,7 +214,12 @@ class OwnLosses:
 
 def end_of(found: Divergence, trip: Trip, cause: Cause, evidence: str) -> str:
     """The evidence of a divergence, and that of the trip at its end."""
-    return f"{describe_divergence(found, trip)}; at the end ({cause.value}): {evidence}"
+    return f"{describe_divergence(found, trip)}; at the end ({cause.value}): {_rest(trip, evidence)}"
+
+
+def _rest(trip: Trip, evidence: str) -> str:
+    """The evidence without what the divergence says of the weights."""
+    return evidence.removesuffix(f"; {by_other_code(trip)}") if is_grown_by_other_code(trip) else evidence
 
 
 def have_weights_left(trips: Sequence[Trip]) -> bool:
@@ -230,7 +236,8 @@ def end_of_weights(trips: Sequence[Trip], cause: Cause, evidence: str) -> str:
     module = f"{grown.module or '(root)'} ({grown.module_class})"
     was = f"abs max {figure(grown.now)}, and {figure(grown.before)} in batch {grown.batch}"
     left = f"the weights left their range within a few optimizer steps on all {len(trips)} ranks"
-    return f"{left}: {grown.label} of {module} had {was}. {_look(trips[0])}; at the end ({cause.value}): {evidence}"
+    rest = _rest(trips[0], evidence)
+    return f"{left}: {grown.label} of {module} had {was}. {_look(trips[0])}; at the end ({cause.value}): {rest}"
 
 
 def describe_divergence(found: Divergence, trip: Trip | None = None) -> str:
@@ -248,12 +255,7 @@ def describe_divergence(found: Divergence, trip: Trip | None = None) -> str:
 def _look(trip: Trip | None) -> str:
     rates = trip.rates if trip is not None else ()
     if trip is not None and trip.grown is not None and is_grown_by_other_code(trip):
-        grown, steps = trip.grown, max(1, trip.position.batch - trip.grown.batch)
-        return (
-            f"{grown.label} of {grown.module or '(root)'} ({grown.module_class}) went from {figure(grown.before)} in batch "
-            f"{grown.batch} to {figure(grown.now)}, and its optimizer changes it by {figure(steps * trip.reach)} at most in "
-            "that time: other code writes to the weights"
-        )
+        return by_other_code(trip)
     shown = ", ".join(f"{rate:.3g}" for rate in rates[:SHOWN]) + (", ..." if len(rates) > SHOWN else "")
     known = f" ({shown}{' of its groups' if len(rates) > 1 else ''})" if rates else ""
     return f"Look at the learning rate{known}, its warm-up and the clipping of gradients"

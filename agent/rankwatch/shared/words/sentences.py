@@ -273,3 +273,16 @@ def _born_before(trip: Trip) -> str:
 def _backwards(trip: Trip) -> list[Frame]:
     """The frames of this backward before the tripped one, the last one first."""
     return [frame for frame in reversed(facts.earlier(trip)) if frame.spec.phase is Phase.BACKWARD]
+
+
+def by_other_code(trip: Trip) -> str:
+    """Of a weight that other code than an optimizer's step makes larger."""
+    grown = trip.grown
+    assert grown is not None
+    reach = max(1, trip.position.batch - grown.batch) * trip.reach
+    changes = (
+        f"its optimizer changes it by {figure(reach)} at most in that time" if reach else "no optimizer's step does that"
+    )
+    where = f"{grown.label} of {grown.module or '(root)'} ({grown.module_class})"
+    went = f"{where} went from {figure(grown.before)} in batch {grown.batch} to {figure(grown.now)}"
+    return f"{went}, and {changes}: other code writes to the weights"
