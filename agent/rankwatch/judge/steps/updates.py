@@ -134,19 +134,14 @@ class Updates:
             lambda name: self._looks[optimizer].since(parameter, name, update.batch),
         )
         facts, reach = list(found)[:MOST_FACTS], self.reach(value, 0.0)
-        is_short = 0 <= reach < SHORT * torch.finfo(value.dtype).max
-        if (
-            type(optimizer).__name__ == "SGD"
-            and is_short
-            and abs(float(group.get("weight_decay", 0.0)) * float(update.rates[number])) < 1
-        ):
+        if type(optimizer).__name__ == "SGD" and 0 <= reach < SHORT * torch.finfo(value.dtype).max:
             return Change.OTHER, (name, UpdateFact("reach", f"{reach:.3g}"))
         return Change.OPTIMIZER, (name, *facts)
 
     def reach(self, value: Tensor, before: float) -> float:
         """The most by which one step of its optimizer changes a number of a parameter whose abs max was ``before``.
 
-        -1: not known, as of an optimizer of another class, or where the gradient is gone.
+        -1: not known, as of an optimizer of another class, where the gradient is gone, and of a decay that makes weights larger.
         """
         found = next(((one, at) for one in self._last if (at := _place_of(value, one)) is not None), None)
         if found is None:
@@ -156,6 +151,9 @@ class Updates:
         rate = rates[number] if number < len(rates) else None
         is_torchs = type(optimizer).__module__.startswith("torch.optim.")
         if not (is_torchs and isinstance(rate, float) and name in (*_NORMED, "SGD")):
+            return -1.0
+        decay = abs(rate * float(group.get("weight_decay", 0.0)))
+        if decay > 2.0:  # each step multiplies the weight by decay - 1
             return -1.0
         largest = _NORMED_STEP
         if name == "SGD":
@@ -167,7 +165,7 @@ class Updates:
             if not known or not any(bool(one.any()) for one in [*known, *all_used]):  # zeroed since
                 return -1.0
             largest = float(sum(known))
-        return abs(rate) * (largest + abs(float(group.get("weight_decay", 0.0))) * before)
+        return abs(rate) * largest + decay * before
 
 
 _NORMED, _NORMED_STEP = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax"), 10.0

@@ -61,3 +61,10 @@ def test_a_gradient_of_exactly_0_changes_nothing() -> None:
     assert model.weight.grad is not None
     model.weight.grad.zero_()
     assert updates.reach(model.weight, 1.0) == 0.0
+
+
+def test_a_decay_that_makes_weights_larger_has_no_bound() -> None:
+    """The weight is multiplied by 1 - 0.3 * 9 at each step: no other code has to write for it to run away."""
+    model, updates = nn.Linear(3, 3), Updates()
+    train(model, torch.optim.AdamW(model.parameters(), 0.3, weight_decay=9.0), updates, 1.0)
+    assert updates.reach(model.weight, 1.0) == -1.0
