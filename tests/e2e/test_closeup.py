@@ -106,7 +106,9 @@ def test_a_fault_that_does_not_recur_is_the_machines(tmp_path: Path) -> None:
     assert (closeup["operator"], closeup["recurred"], closeup["of"]) == (None, 0, 3)
     host = job.verdict["host"]
     assert closeup["machine"].startswith(host)
-    assert f"  recurs     did not recur: suspect the hardware of {host}" in job.stdout
+    assert f"  try        train on without {host}; " in job.stdout
+    assert "what never recurs is the hardware's" in job.stdout
+    assert f"  recurs     did not recur: suspect the hardware of {host}" in rankwatch("report", str(job.run_dir), "--all")
 
 
 def test_it_can_be_turned_off(tmp_path: Path) -> None:

@@ -73,12 +73,15 @@ class GradientOrigin:
             if self._undecided.bad_step is not None:
                 return
         came_from, was_finite = "", not why
-        if not why and reduced_by:
-            came_from = reduced_by
-            how = "run again eagerly (it runs compiled)" if self._is_compiled(kept) else "run again"
-            why = f"{how}, this rank's own gradient was finite"
-        elif not why:
-            why = OTHERWISE_COMPILED if self._is_compiled(kept) else OTHERWISE
+        if not why:
+            is_compiled = self._is_compiled(kept)
+            if reduced_by:
+                came_from = reduced_by
+                how = "run again eagerly (it runs compiled)" if is_compiled else "run again"
+                why = f"{how}, this rank's own gradient was finite"
+            else:  # of what compiled code makes, an eager run says nothing
+                was_finite = not is_compiled
+                why = OTHERWISE_COMPILED if is_compiled else OTHERWISE
         if are_all_bad(present):
             why = f"{ALL_BAD}; {why}"
         self._batches.life.begin_backward(last)
