@@ -8,6 +8,7 @@ mostly. Either way the rank trips, and the step is not taken.
 
 from __future__ import annotations
 
+import enum
 import logging
 import threading
 import weakref
@@ -61,6 +62,16 @@ NO_STEP_CAME = "the training ended before its step"
 """Why a step is not left out."""
 
 
+class Awaited(enum.Enum):
+    """What is to come after the last backward."""
+
+    NOTHING = enum.auto()
+    STEP = enum.auto()
+    """The backward has begun, and neither a forward nor a step has come since."""
+    CLEARING = enum.auto()
+    """The training took no step upon it. The next backward shows whether the gradients were cleared."""
+
+
 class Guard:
     """Guards the weights of one model, until ``remove``.
 
@@ -112,10 +123,7 @@ class Guard:
         self._reduced_by = ""
         """What reduces the gradients in DDP's backward: its own all-reduce, or what the user has registered in its place."""
         self._ddp: weakref.ref[Any] | None = None
-        self._was_skipped = False
-        """Whether no step followed upon the last backward, and the next one has not begun."""
-        self._awaits_step = False
-        """Whether a backward has begun, and neither a forward nor a step since."""
+        self._awaited = Awaited.NOTHING
         self._norm = StepNorm()
         self._thread = 0
         """The thread of the last backward."""
@@ -153,7 +161,8 @@ class Guard:
     # --- what is kept until the step --------------------------------------------------------------------------------------
 
     def _forward_comes(self) -> None:
-        self._awaits_step = False
+        if self._awaited is Awaited.STEP:
+            self._awaited = Awaited.NOTHING
         is_trained_here = (
             self._thread == threading.get_ident()
         )  # what is run again would take the gradients of another thread's
@@ -200,11 +209,9 @@ class Guard:
         """``is_first``: no parameter has a gradient; what was kept belongs to a step that was skipped."""
         self._thread = threading.get_ident()
         self._known.forget()
-        self._awaits_step = True
-        if self._was_skipped:
-            self._was_skipped = False
-            if not any(map(is_bad, self._gradients)):  # else what was kept made them so: nobody has cleared them
-                self._drop()
+        if self._awaited is Awaited.CLEARING and not any(map(is_bad, self._gradients)):
+            self._drop()  # if they are bad, nobody has cleared them, and what was kept made them so
+        self._awaited = Awaited.STEP
         if is_first:
             self._known.begin()
             if not self._steps.are_of_copies:  # an engine takes each gradient away
@@ -255,7 +262,7 @@ class Guard:
                 self._find_origin()
         if not (self._skipping.is_on and self._is_left_out(optimizer, are_bad=looks and not are_finite)):
             self._steps.updates.begin(optimizer, batch.position.batch, are_finite=are_finite)
-        self._awaits_step = False
+        self._awaited = Awaited.NOTHING
         self._cadence.step()
         self._forget_passed()
         self._known.begin()
@@ -297,9 +304,10 @@ class Guard:
             self._undecided.refuse(NO_STEP_CAME)
         except TrainingAborted as trip:
             return trip
-        if not (self._guards and self._awaits_step and self._batches.life.of_backward.is_streamed) or self._is_absorbed():
+        awaits_step = self._awaited is Awaited.STEP and self._batches.life.of_backward.is_streamed
+        if not (self._guards and awaits_step) or self._is_absorbed():
             return None
-        self._awaits_step = False
+        self._awaited = Awaited.NOTHING
         try:
             if is_of_anomaly(error) or (have_come(self._gradients) and any(map(is_bad, self._gradients))):
                 self._find_origin()
@@ -328,7 +336,7 @@ class Guard:
         elif (found := self._first_bad()) is not None and not found[0].is_searched_for and self._cadence.is_told(found[1]):
             self._notify(notice_of(*found, self._cadence))
         self._forget_passed()
-        self._was_skipped = True
+        self._awaited = Awaited.CLEARING
 
     def _forget_passed(self) -> None:
         if self._passing is not None:

@@ -1,8 +1,9 @@
 """Weights that grow between the steps of an optimizer: other code writes to them, a decay of the wrong sign or an average.
 
-At a few steps of each optimizer the largest number of each weight is taken before the step, after it and before the next one.
-Between the last two of these a weight is bit by bit as it was, unless other code writes to it. A weight that no optimizer has,
-such as a teacher's, is written by other code in any case: there the question is whether it has outgrown those that are trained.
+At a few steps of each optimizer (``is_looked_at``) the largest number of each weight is taken before the step, after it
+and before the next one. Between the last two of these a weight is bit by bit as it was, unless other code writes to it.
+A weight that no optimizer has, such as a teacher's, is written by other code in any case: there the question is whether
+it has outgrown those that are trained.
 """
 
 from __future__ import annotations
@@ -21,9 +22,7 @@ from ...shared.types.trip import GrownWeight
 from ..events import StepDone, UpdateBegins
 from ..outside import Outside
 from .optimizer_steps import OptimizerSteps
-
-LOOK_EVERY = 64
-"""Steps between looks, which come at the steps 1, 2, 4, ... as well: one reads all weights three times."""
+from .updates import is_looked_at
 
 FEWEST = 2
 """Looks that show a habit: a checkpoint that is loaded changes the weights once."""
@@ -94,7 +93,7 @@ class _Looks:
         if is_done:
             return len(self._taken) == 1
         self._steps += 1
-        return bool(self._taken) or not self._steps & (self._steps - 1) or not self._steps % LOOK_EVERY
+        return bool(self._taken) or is_looked_at(self._steps)
 
     def take(self, weights: list[_Weight], batch: int) -> None:
         """``batch``: of the step that is done; -1: it is about to begin."""

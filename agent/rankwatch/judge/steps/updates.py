@@ -18,8 +18,12 @@ from ...shared.types.trip import Change, UpdateFact
 
 MOST_FACTS = 4
 
-LOOK_EVERY = 64
-"""Steps between looks at an optimizer's state: that costs a hundredth of a step."""
+_LOOK_EVERY = 64
+
+
+def is_looked_at(step: int) -> bool:
+    """Whether all tensors of an optimizer are read at this step: the 1st, 2nd, 4th, ... and each 64th, as that takes time."""
+    return not step & (step - 1) or not step % _LOOK_EVERY
 
 
 SHORT = 1e-3
@@ -42,7 +46,7 @@ class _Update(NamedTuple):
 class _StateLooks:
     """Since when tensors of an optimizer's state are not finite. Nothing here waits for a device.
 
-    They are looked at before the steps 1, 2, 4, ... and each 64th: to read them all takes as long as a part of a step.
+    See ``is_looked_at`` for when they are.
     """
 
     def __init__(self) -> None:
@@ -54,7 +58,7 @@ class _StateLooks:
 
     def look(self, optimizer: Optimizer, batch: int) -> None:
         self._steps += 1
-        if self._steps & (self._steps - 1) and self._steps % LOOK_EVERY:
+        if not is_looked_at(self._steps):
             return
         states = {(id(parameter), name): one for parameter, name, one in _states(optimizer)}
         if not states:
