@@ -40,6 +40,7 @@ def test_a_loss_that_has_grown_is_seen_until_it_has_come_back(tmp_path: Path) ->
             assert "  running, but  2  " in asked("list", str(runs))
             assert f"\n{GROWN}" in asked("top", str(runs), "--once")
             assert f"\n  but        {GROWN}" in asked("report", str(runs))
+            assert "\n  written    after the step of batch 79\n" in asked("report", str(runs))
             (reason,) = json.loads(asked("report", str(runs), "--json"))["judgement"]["reasons"]
             assert (reason["kind"], reason["batch"]) == ("loss-grown", 80)
             with browsing(runs) as browser:

@@ -64,5 +64,5 @@ def wandb_url() -> str:
 
 def aside(at: Whereabouts) -> tuple[str, ...]:
     """Lines such as ``saved: /data/step-50.pt, after batch 49``. What is not known has no line."""
-    told = {"saved": _last, "wandb": wandb_url(), "rates": at.rates}
+    told = {"saved": _last, "wandb": wandb_url(), "rates": at.rates, "written": at.writes}
     return tuple(f"{name}: {text}"[:MAX_MADE_WITH] for name, text in told.items() if text)

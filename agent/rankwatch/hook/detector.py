@@ -24,6 +24,7 @@ from ..judge.settler import Settler
 from ..judge.steps.growth import Growth
 from ..judge.steps.optimizer_steps import OptimizerSteps
 from ..judge.steps.rates import Rates
+from ..judge.steps.writes import Writes
 from ..judge.stopwatch import Stopwatch
 from ..measure.collectives import Collectives
 from ..measure.modules import unwrap
@@ -159,11 +160,11 @@ class Detector:
         limit = BatchLimit(config.abort_after_batch_num, life, settler, reporter)
         hooks.put_on(forwards, backwards)
         compiled = CompiledEntry(model, forwards)
-        self._stopwatch, self._rates = Stopwatch(), Rates()
+        self._stopwatch, self._rates, self._writes = Stopwatch(), Rates(), Writes()
         feed.subscribe(
             copies, gradients, guard, skipping, batches, undecided, settler, hooks, losses, turns, scales, fingerprints,
             standstill, ungraded, unwritten, limit, forwards, compiled, outside, growth,
-            self._stopwatch, self._rates,
+            self._stopwatch, self._rates, self._writes,
             HookTime(full, doors, laps_of(model), lambda: collectives.called),
         )  # fmt: skip
         watch = BackwardWatch(backwards)
@@ -192,7 +193,7 @@ class Detector:
     @property
     def whereabouts(self) -> Whereabouts:
         return self._life.whereabouts._replace(
-            spent=self._stopwatch.spent, rates=self._rates.line, cost=self._life.full.cost
+            spent=self._stopwatch.spent, rates=self._rates.line, writes=self._writes.line, cost=self._life.full.cost
         )
 
     @property

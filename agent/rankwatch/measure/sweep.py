@@ -83,7 +83,7 @@ class Sweep:
             if value is not None and value.requires_grad and (type(value) is nn.Parameter or not is_lazy(value))
         ]
         shards = self.shards()
-        versions = 0 if shards else _versions([value for _, _, value in found])
+        versions = 0 if shards else versions_of([value for _, _, value in found])
         if self._seen == (step, versions) and (step or self._forwards < LOOK_EVERY):
             return None
         is_first, self._seen, self._forwards = self._seen is None, (step, versions), 0
@@ -180,7 +180,8 @@ class _Ways:
                 yield from (number for number in some if _is_bad(values[number]))
 
 
-def _versions(values: list[Tensor]) -> int:
+def versions_of(values: list[Tensor]) -> int:
+    """How often torch has seen that they were written to, in all. ``x.data`` writes unseen."""
     try:
         return sum([value._version for value in values])
     except RuntimeError:  # some are of inference mode, and have none

@@ -40,6 +40,7 @@ LABELS = (
     "wandb",
     "saved",
     "rates",
+    "written",
     "hosts",
 )
 
@@ -58,10 +59,10 @@ def state(report: Report) -> list[tuple[str, str]]:
     return [("state", f"{', '.join(far)}; {_clock(course.seconds)}{_since(course)}{saved}")]
 
 
-def rates(report: Report) -> list[tuple[str, str]]:
-    """The learning rates: a fact beside a loss that has left its range."""
-    told = _told(report).get("rates", "")
-    return [("rates", "\n".join(told.split("; ")))] if told else []
+def beside_loss(report: Report) -> list[tuple[str, str]]:
+    """The learning rates, and when other code than a step has written to the weights: facts beside a loss that left its range."""
+    told = _told(report)
+    return [(name, "\n".join(told[name].split("; "))) for name in ("rates", "written") if told.get(name)]
 
 
 def how(report: Report) -> list[tuple[str, str]]:

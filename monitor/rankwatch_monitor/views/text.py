@@ -145,7 +145,9 @@ def render_so_far(report: Report, *, is_alive: bool = True) -> str:
     for row in report.ranks:
         states[row.state.value] = states.get(row.state.value, 0) + 1
     fields = [("ranks", ", ".join(f"{count} {state}" for state, count in states.items()))]
-    fields += [("batches", str(report.batches)), *judgement.so_far(report), *course.fields(report), *skipped.fields(report)]
+    doubts = judgement.so_far(report)
+    fields += [("batches", str(report.batches)), *doubts, *course.fields(report)]
+    fields += [*(course.beside_loss(report) if doubts else []), *skipped.fields(report)]
     fields += [*replica_fields(report), *notice_fields(report), *_lapses(report)]
     fields += [*stalls.fields(report), *collectives.fields(report)]
     return format_head(f"run {report.run} is {'running' if is_alive else f'unfinished: {UNFINISHED}'}", fields)
@@ -184,7 +186,7 @@ def _render_ending(report: Report, record: str, stack_lines: int | None) -> str:
             head,
             [
                 *course.fields(report),
-                *(course.rates(report) if record and judged is not None and judged.healthy is False else []),
+                *(course.beside_loss(report) if record and judged is not None and judged.healthy is False else []),
                 *replica_fields(report),
                 *noticed,
                 *lapses,

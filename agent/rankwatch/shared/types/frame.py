@@ -187,7 +187,7 @@ class Whereabouts(NamedTuple):
 
     Before ``moment`` it is known to have no trip but of a backward that is to come; before ``settled`` none at all.
     ``first_of_step`` is the first batch since the optimizer step before ``moment``. ``spent``: where its time goes. ``rates``: of
-    its optimizers, for people. ``cost``: what watching takes of that time.
+    its optimizers, ``writes``: when other code wrote to its weights, for people. ``cost``: what watching takes of that time.
     """
 
     moment: Moment = BEGINNING
@@ -196,6 +196,7 @@ class Whereabouts(NamedTuple):
     first_of_step: int = 0
     spent: Spent = NOT_SPENT
     rates: str = ""
+    writes: str = ""
     cost: Cost = NO_COST
 
     def in_stage(self, stage: int) -> Whereabouts:
