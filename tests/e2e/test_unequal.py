@@ -29,7 +29,9 @@ def test_a_rank_that_closed_its_watch_does_not_count_as_finite(tmp_path: Path) -
     job = job_of(tmp_path, "closed", "overflow")
     assert at(job.verdict) == (0, 5, 5, "middle")
     assert (job.verdict["certainty"], job.verdict["missing_ranks"]) == ("partial", [1])
-    assert "partial: 1 of 2 ranks answered; not known: rank 1 (rank 1 closed its watch after batch 3)" in job.stdout
+    assert "\n  certainty  partial: 1 of 2 ranks answered; not known: rank 1 (rank 1 " in job.stdout
+    whole = "partial: 1 of 2 ranks answered; not known: rank 1 (rank 1 closed its watch after batch 3)\n"
+    assert whole in (job.run_dir / "report.txt").read_text()
 
 
 def test_a_rank_whose_watch_broke_does_not_count_as_finite_and_is_not_waited_for(tmp_path: Path) -> None:
@@ -37,7 +39,8 @@ def test_a_rank_whose_watch_broke_does_not_count_as_finite_and_is_not_waited_for
     assert at(job.verdict) == (0, 5, 5, "middle")
     assert (job.verdict["certainty"], job.verdict["missing_ranks"]) == ("partial", [1])
     fault = "switched itself off in batch 3 by an error of its own: RuntimeError('planted')"
-    assert f"not known: rank 1 (rank 1's watch {fault})" in job.stdout
+    assert "\n  certainty  partial: 1 of 2 ranks answered; not known: rank 1 (rank 1's " in job.stdout
+    assert f"not known: rank 1 (rank 1's watch {fault})\n" in (job.run_dir / "report.txt").read_text()
     assert f"the watch of rank 1 of 2 ({job.report['ranks'][1]['host']}, local rank 1) {fault}" in job.stderr
 
 
@@ -45,7 +48,7 @@ def test_a_nan_that_the_all_reduce_handed_to_both_is_no_single_ranks(tmp_path: P
     job = run_job(tmp_path, forked("unequal.py", "gradient"), *LONG, env={"RANKWATCH_GUARD": "0"})
     assert at(job.verdict) == (0, 5, 5, "first")
     assert (job.verdict["cause"], job.verdict["alike_ranks"]) == ("weight", [0, 1])
-    assert "culprit    no single rank (ranks 0-1 of 2 at once), batch 5" in job.stdout
+    assert "culprit    no single rank (ranks 0-1 of 2 at once), step 5" in job.stdout
     assert "both ranks have it; which one made it is not known: gradients=True tells" in job.stdout
 
 

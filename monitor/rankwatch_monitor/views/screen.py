@@ -30,6 +30,9 @@ NEXT = (
 )  # fmt: skip
 """And once the others are short. Who, where, why, what to do, and the commands stay."""
 
+IN_A_ROW = "certainty", "state"
+"""Half of them is worth more than none: they are cut to one row before fields of NEXT make room."""
+
 MOST_ROWS = 3
 """Rows of one field, before fields make room for each other."""
 
@@ -55,12 +58,21 @@ def _is_certain(verdict: Verdict | None) -> bool:
 
 def fitted(title: str, fields: Iterable[tuple[str, str]], most: int) -> str:
     """The head of a report in at most so many rows of COLUMNS, where the commands in it leave them."""
-    fields = list(fields)
-    for shorter in _shortened(fields):
+    whole = list(fields)
+    shorter: Fields = []
+    for shorter in _shortened(whole):
         if _rows(title, shorter) <= most:
-            return format_head(title, shorter)
-        fields = shorter
-    return format_head(title, fields)
+            return format_head(title, _whole_again(title, shorter, dict(whole), most))
+    return format_head(title, shorter)
+
+
+def _whole_again(title: str, fields: Fields, whole: dict[str, str], most: int) -> Fields:
+    """These fields, with the whole text of each that was cut while others stood there that have made room since."""
+    for place, (label, _) in enumerate(fields):
+        longer = [*fields[:place], (label, whole[label]), *fields[place + 1 :]]
+        if _rows(title, longer) <= most:
+            fields = longer
+    return fields
 
 
 def _shortened(fields: Fields) -> Iterator[Fields]:
@@ -71,6 +83,7 @@ def _shortened(fields: Fields) -> Iterator[Fields]:
     fields = rest[-1]
     yield (fields := [(label, clip(text, MOST_ROWS - 1)) for label, text in fields])
     yield (fields := [(label, text.partition(": ")[0] if label == "operator" else text) for label, text in fields])
+    yield (fields := [(label, clip(text, 1) if label in IN_A_ROW else text) for label, text in fields])
     yield from (rest := list(_without(fields, NEXT)))
     yield [(label, clip(text, 1)) for label, text in rest[-1]]
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import makers
 from makers import notice
 from rankwatch.shared.system.on_terminal import wrapped
+from rankwatch.shared.words.text import format_head
 from rankwatch_monitor.decide.core.report import Outcome, RankNotice, RankStack, RankState, Report
 from rankwatch_monitor.decide.ending.course import Course, LossAt
 from rankwatch_monitor.decide.ending.judgement import Doubt, Signs
@@ -93,6 +94,23 @@ def test_what_is_not_as_it_should_be_is_shown(of: Report, told: str) -> None:
     assert f"\n  {told}" in on_screen(of)
 
 
+LONG = "weight was already nan before this forward; look at the gradients and at the optimizer step of batch 148; " * 2
+
+
+def test_the_half_of_what_is_not_certain_is_shown_where_there_is_no_room_for_all() -> None:
+    of = replace(verdict(missing=1), evidence=LONG, reason="rank 7 closed its watch after batch 3, as its process said")
+    looked = makers.closeup(note="", is_eager=False)
+    shown = on_screen(report(of, course=COURSE, closeup=looked, folder="/runs/train-0"))
+    assert rows(shown) <= screen.OF_A_VERDICT
+    assert "\n  certainty  partial: 7 of 8 ranks answered; " in shown
+
+
+def test_a_field_that_was_cut_is_whole_again_once_others_have_made_room() -> None:
+    fields = [("culprit", "rank 5"), ("cause", LONG), ("close-up", LONG), ("record", RECORD)]
+    assert screen.fitted("first nan", fields, 7) == format_head("first nan", [fields[0], fields[1], fields[3]])
+    assert "optimizer step of batch 148" not in screen.fitted("first nan", fields, 4)
+
+
 def test_the_first_line_of_a_failure_stands_alone_and_says_it_once() -> None:
     said = "rank 1 of 8 (node0, local rank 1) failed: KeyError: 'x', at train.py:4 in load"
     shown = on_screen(report(None, Outcome.FAILED, reason=f"{said}; rank 0 waits for it"))
@@ -100,13 +118,15 @@ def test_the_first_line_of_a_failure_stands_alone_and_says_it_once() -> None:
     assert shown.startswith(f"rankwatch: run train-0 failed: {once}\n  reason     rank 0 waits for it\n")
 
 
-def test_a_training_that_went_badly_has_its_learning_rates() -> None:
-    made_with = ("rates: SGD (group 0) 0.1 in batch 0, 30 in batch 200; SGD (group 1) 0.1 in batch 0", "wandb: https://w")
+def test_a_training_that_went_badly_has_its_learning_rates_and_what_was_written() -> None:
+    rates = "rates: SGD (group 0) 0.1 in batch 0, 30 in batch 200; SGD (group 1) 0.1 in batch 0"
+    made_with = rates, "written: after the step of batch 199", "wandb: https://w"
     well = report(None, Outcome.FINISHED, made_with=made_with, course=COURSE)
     assert "rates" not in on_screen(well)
     grown = Signs(reasons=(Doubt("loss-grown", 200, "the loss has grown"),))
     badly = on_screen(replace(well, course=COURSE._replace(signs=grown)))
     assert "  rates      SGD (group 0) 0.1 in batch 0, 30 in batch 200\n             SGD (group 1) 0.1 in batch 0\n" in badly
+    assert "  written    after the step of batch 199\n" in badly
     assert "wandb" not in badly
     assert "  wandb      https://w\n" in as_text.render(well)
 
