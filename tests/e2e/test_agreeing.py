@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 FEEDS = [
     *("ddp", "diloco_under_no_sync", "joined", "compiled_inside", "optimizer_in_backward"),
-    *("fsdp1", "fsdp2", "fsdp2_watched_before_it_is_wrapped", "hsdp", "hsdp_averaged_at_times", "tensor_parallel_and_hsdp"),
+    *("fsdp1", "fsdp2", "fsdp2_watched_before_it_is_wrapped", "hsdp", "tensor_parallel_and_hsdp"),
     *("gradients_reduced_by_hand", "marked_as_tensor_parallel", "pipeline", "grown_in_mid_run"),
 ]
 """One for each way in which an agent learns what is to be compared; ``test_recorded_replicas.py`` has all of them."""

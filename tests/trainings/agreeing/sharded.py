@@ -16,7 +16,7 @@ import rankwatch
 from notebook import learn, take_step
 from recorded.truths import ANY
 from trainings.case import Training
-from trainings.ranks import Net, alike, average, draw, flat, fully, loss_of, reduce_gradients, taught
+from trainings.ranks import Net, alike, draw, flat, fully, loss_of, reduce_gradients, taught
 from trainings.truths import agreeing
 
 # --- FSDP1 --------------------------------------------------------------------------------------------------------------
@@ -196,20 +196,6 @@ def hsdp_accumulation() -> Training:
     """Reduces over the shards only, and over the replicas in the last of three backwards."""
     model = fully(mesh=hybrid(2))
     return accumulated(model, model.set_requires_all_reduce)
-
-
-@agreeing(compared=ANY)
-def hsdp_averaged_at_times() -> Training:
-    """Two replicas of one shard each, which step upon gradients of their own."""
-    model = fully(mesh=init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard")))
-    shards = [parameter.to_local() for parameter in model.parameters()]
-
-    def after(number: int) -> None:
-        model.set_requires_all_reduce(False)
-        if number % 20 == 19:
-            average(shards)
-
-    return taught(model, optimizer=torch.optim.SGD(model.parameters(), lr=1e-2), after=after)
 
 
 @agreeing(compared=ANY)
