@@ -115,7 +115,9 @@ def test_a_mechanism(name: str, one: Mechanism) -> None:
     def loss_of(both: Any) -> Tensor:
         logits, made = both
         measures = [one for one in tree_leaves(made) if not one.requires_grad]
-        return (logits.square() * sum([one.sum() for one in measures], torch.ones(()))).mean()
+        weight = sum([one.sum() for one in measures], torch.ones(()))
+        loss: Tensor = (logits.square() * weight).mean()
+        return loss
 
     def build() -> Late:
         spoilt = Spoilt()
