@@ -182,7 +182,7 @@ class Recorder:
             spec = specs[key] = _spec(named, rows, phase)
         cells = [*weights.cells, *map(self.cell, found)]
         frame = PendingFrame(position, named, spec, cells, self._step, len(weights.cells))
-        frame.graded = [getattr(value, "requires_grad", True) for value in found]
+        frame.graded = [getattr(value, "requires_grad", False) for value in found]
         return frame
 
     def again(self, frame: PendingFrame, args: Any, kwargs: Any, output: Any) -> tuple[PendingFrame, list[Any]]:

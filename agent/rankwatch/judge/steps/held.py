@@ -83,7 +83,9 @@ class HeldLosses:
         if frame.spec.phase is not Phase.FORWARD or not all(row.kind is Kind.OUTPUT for row in rows):
             return False
         name = frame.spec.module
-        if _names_a_loss(frame.spec.module_class) or any(_is_within(one, part, name) for one in self.all):
+        if _names_a_loss(frame.spec.module_class) or any(
+            _is_within(one, part, name) for one in self.all if one.found is None
+        ):
             return True
         labels = part.loss_labels if call is None else loss_labels(call[-1])
         return not name and all(row.label in labels for row in rows)
@@ -153,9 +155,13 @@ def is_trained(ring: Iterable[PendingFrame], position: Position) -> bool:
     return any(any(one.graded) for one in ring if one.position[:2] == position[:2])
 
 
-def is_born_here(trip: Trip) -> bool:
-    """Whether its own module has made it, of finite numbers."""
-    return trip.operator is not None and is_own(trip.operator) and not trip.weights
+def is_born_here(trip: Trip, earlier: FoundTrip | None) -> bool:
+    """Whether its own module has made it, of finite numbers; and by another operator than what tripped ``earlier``."""
+    made = trip.operator
+    if made is None or trip.weights or not is_own(made):
+        return False
+    before = earlier.trip.operator if earlier is not None else None
+    return before is None or (made.name, made.source) != (before.name, before.source)
 
 
 def harmless(trip: Trip, kind: NoticeKind) -> Notice:

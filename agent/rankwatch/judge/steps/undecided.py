@@ -109,8 +109,8 @@ class Undecided:
 
     def _wait(self, found: FoundTrip, part: BatchPart, call: Call | None) -> FoundTrip | None:
         """None: the trip waits for the gradients of its step. Else it, or what has waited and has made bad what trips now."""
-        ring, is_own = self._finder.ring, is_born_here(found.trip)
-        last, earlier = ring[-1], self._held.before(part)
+        ring, earlier = self._finder.ring, self._held.before(part)
+        last, is_own = ring[-1], is_born_here(found.trip, earlier)
         waits = is_measure(last, self._finder.judge.tripping(last.spec, last.states))
         waits = waits and (earlier is not None or (is_own and is_trained(ring, last.position)))
         if not (waits or is_placeholder(found.trip)):
