@@ -12,7 +12,6 @@ from . import (
     inputs,
     loops,
     losses,
-    measures,
     nets,
     outside,
     precisions,
