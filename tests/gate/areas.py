@@ -35,7 +35,7 @@ AREAS: dict[str, str] = {
     " e2e/test_restarted",
     "monitor/rankwatch_monitor/decide": "e2e/test_desync e2e/test_skip e2e/test_faults e2e/test_stalls e2e/test_truth"
     " e2e/test_unequal e2e/test_restarted e2e/test_rounds e2e/test_several_hosts e2e/test_collectives torch/test_judged"
-    " e2e/test_held_up e2e/test_leaking e2e/test_doubts",
+    " e2e/test_held_up e2e/test_leaking e2e/test_doubts e2e/test_measures",
     "monitor/rankwatch_monitor/record": "e2e/test_faults e2e/test_export e2e/test_views e2e/test_truth torch/test_judged",
     "monitor/rankwatch_monitor/serve": "net/tell/ net/serve/test_skips e2e/test_faults e2e/test_daemon e2e/test_metrics"
     " e2e/test_end e2e/test_several_hosts e2e/test_network e2e/test_scarce e2e/test_status e2e/test_other_user"

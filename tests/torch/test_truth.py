@@ -42,6 +42,7 @@ HIDDEN = {
     "one_element_of_a_million",
     "a_weight_whose_output_is_hidden",
     "a_running_variance_after_large_data",
+    "a_measure_that_the_loop_calls",
 }
 """Nothing bad comes to the model's output, the loss or a gradient: only a batch that is measured in full shows it."""
 

@@ -26,6 +26,7 @@ from ..touch.parts import buffers_in
 from ..touch.torch_private import without_modes
 from .batch import BatchInProgress
 from .policy import Judge
+from .steps.held import is_measure, is_trained
 from .steps.optimizer_steps import OptimizerSteps
 
 log = logging.getLogger(__name__)
@@ -36,11 +37,12 @@ MAX_SECONDS = 30.0
 
 class RunAgain(NamedTuple):
     """The frames of a forward that was run again: up to the first one that trips if it ``is_bad``, else all. ``call`` is that of
-    the last one."""
+    the last one. ``measure``: the same up to the first measure that trips, where a later frame does so too."""
 
     frames: list[PendingFrame]
     call: Call
     is_bad: bool
+    measure: RunAgain | None = None
 
 
 class UnmeasuredBatchRerun:
@@ -85,9 +87,10 @@ class UnmeasuredBatchRerun:
         frames: list[PendingFrame] = []
         last: Call = (), {}, None
         is_bad = False
+        measure: RunAgain | None = None
 
         def watch(key: nn.Module | str, call: Call) -> None:
-            nonlocal last, is_bad
+            nonlocal last, is_bad, measure
             if mode.stopped:  # and the user's code has caught that
                 return
             with without_modes():
@@ -100,14 +103,19 @@ class UnmeasuredBatchRerun:
                     return
                 frames.append(frame)
                 self._tape.read()
-            last, is_bad = call, bool(judge.tripping(frame.spec, frame.states))
-            if is_bad:
+            last, tripping = call, judge.tripping(frame.spec, frame.states)
+            if tripping and is_measure(frame, tripping) and is_trained(frames, at):
+                measure = measure or RunAgain([*frames], call, True)
+            elif tripping:
+                is_bad = True
                 mode.stop("it has come to where it is bad")
 
         self._recorder.forget()
         ran = Rerun(forward, mode, watch).forward(grad=grad)
         # Of a rerun that failed nothing is used: the trip is told all the same, of the root alone.
-        return RunAgain(frames, last, is_bad) if is_bad or ran.values is not None else None
+        if measure is not None and not is_bad:
+            return measure
+        return RunAgain(frames, last, is_bad, measure) if is_bad or ran.values is not None else None
 
 
 def not_again(frame: PendingFrame, again: PendingFrame) -> PendingFrame:

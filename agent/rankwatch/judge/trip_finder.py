@@ -28,6 +28,7 @@ from .evidence import Evidence
 from .lifecycle import Life
 from .policy import Judge
 from .reporter import BadReading, FoundTrip
+from .steps.held import is_born_here
 from .steps.optimizer_steps import OptimizerSteps
 
 log = logging.getLogger(__name__)
@@ -89,8 +90,7 @@ class TripFinder:
             return found or self._trip_of_call(frame, part, part.values, call)
         again = self._between.measure(batch, entry, self.judge)
         if again is not None and again.is_bad:
-            self._replace(forward, again)
-            return self._trip_of_call(again.frames[-1], forward, None, again.call)
+            return self._trip_of_run(again, forward)
         if again is not None and kind is not Kind.MARKED:  # it did not recur, or the loss is the origin
             if part is forward:
                 call = call and (*again.call[:2], call[-1])
@@ -128,8 +128,19 @@ class TripFinder:
         if again is None or not again.is_bad:
             return None
         part.batch.entry = entry
+        return self._trip_of_run(again, part)
+
+    def _trip_of_run(self, again: RunAgain, part: BatchPart) -> FoundTrip | None:
+        """The trip of a second run's last frame; or of a measure before it, which has made it bad."""
+        closeup = self.closeup
+        earlier = self._trip_of_run(again.measure, part) if again.measure is not None else None
+        self.closeup = closeup
         self._replace(part, again)
-        return self._trip_of_call(again.frames[-1], part, None, again.call)
+        found = self._trip_of_call(again.frames[-1], part, None, again.call)
+        if again.measure is None or (found is not None and is_born_here(found.trip, earlier)):
+            return found
+        self._replace(part, again.measure)
+        return earlier
 
     def _replace(self, part: BatchPart, again: RunAgain) -> None:
         """The frames of a batch, of which only the root was measured, are those of its second run."""

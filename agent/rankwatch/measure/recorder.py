@@ -67,7 +67,7 @@ class PendingFrame:
     ``reductions``: those that ended since the frame before.
     ``is_absorbed``: a loss scaler is expected to deal with what is not finite. ``guarded``: the gradient guard made it, before
     an optimizer step; ``unfound``: why it could not be said where its gradients came from; ``was_finite``: they were finite when
-    the batches were run again.
+    the batches were run again. ``graded``: of each input and output, whether it needs a gradient; empty: not known.
     """
 
     position: Position
@@ -82,6 +82,7 @@ class PendingFrame:
     unfound: str = ""
     was_finite: bool = False
     received: str = ""
+    graded: Sequence[bool] = ()
 
     def measured(self) -> Frame:
         return Frame(
@@ -180,7 +181,9 @@ class Recorder:
             rows = (*weights.rows, *(ReadingSpec(kind, label, _dtype(value)) for kind, label, value in values))
             spec = specs[key] = _spec(named, rows, phase)
         cells = [*weights.cells, *map(self.cell, found)]
-        return PendingFrame(position, named, spec, cells, self._step, len(weights.cells))
+        frame = PendingFrame(position, named, spec, cells, self._step, len(weights.cells))
+        frame.graded = [getattr(value, "requires_grad", False) for value in found]
+        return frame
 
     def again(self, frame: PendingFrame, args: Any, kwargs: Any, output: Any) -> tuple[PendingFrame, list[Any]]:
         """Measures a frame's call anew; also returns the values of its readings. A marked tensor is passed as the output."""

@@ -10,7 +10,7 @@ from typing import TypeAlias
 from rankwatch.shared.printable import printable
 from rankwatch.shared.types.action import RESTARTS, Action
 from rankwatch.shared.types.frame import NO_STAGE
-from rankwatch.shared.types.notice import NoticeKind, describe_notice
+from rankwatch.shared.types.notice import NoticeKind, describe_notice, is_of_loss
 from rankwatch.shared.words.text import (
     describe_module,
     describe_position,
@@ -171,7 +171,9 @@ def _render_ending(report: Report, record: str, stack_lines: int | None) -> str:
         no = "no other inf or nan" if report.skipped else "no inf or nan"
         clean = f"{no} was reported, but not all of it is on record" if report.gaps else no
         kinds = {one.notice.kind for one in report.notices}
-        clean += " but in a loss, harmless" if NoticeKind.HARMLESS_LOSS in kinds else ""
+        harmless = [one.notice for one in report.notices if one.notice.kind is NoticeKind.HARMLESS_LOSS]
+        what = "a loss, harmless" if all(map(is_of_loss, harmless)) else "what harmed nothing"
+        clean += f" but in {what}" if harmless else ""
         clean += " but in a step that was skipped" if NoticeKind.SKIPPED_STEP in kinds else ""
         clean += " but with weights on trial" if NoticeKind.TRIAL in kinds else ""
         own = "" if report.skipped else report.reason  # which is what was left out, and stands before

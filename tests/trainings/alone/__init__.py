@@ -12,6 +12,7 @@ from . import (
     inputs,
     loops,
     losses,
+    measures,
     nets,
     outside,
     precisions,

@@ -306,9 +306,17 @@ def test_a_run_whose_watch_was_off_is_not_said_to_be_without_a_nan() -> None:
 
 def test_a_harmless_loss_is_no_lie_about_a_nan() -> None:
     whole = report(None, Outcome.FINISHED)
-    harmless = RankNotice(1, notice(NoticeKind.HARMLESS_LOSS, why="nan, as aten.mean is nan"))
+    harmless = RankNotice(1, notice(NoticeKind.HARMLESS_LOSS, module="", label="loss", why="nan, as aten.mean is nan"))
     head = as_text.render(replace(whole, notices=(harmless,))).splitlines()[0]
     assert head == "rankwatch: run train-0 finished: 8 ranks, 150 batches, no inf or nan but in a loss, harmless"
+
+
+def test_a_harmless_measure_is_not_called_a_loss() -> None:
+    whole = report(None, Outcome.FINISHED)
+    measure = notice(NoticeKind.HARMLESS_LOSS, module="accuracy", module_class="Share", label="output", why="nan")
+    harmless = RankNotice(1, measure)
+    head = as_text.render(replace(whole, notices=(harmless,))).splitlines()[0]
+    assert head == "rankwatch: run train-0 finished: 8 ranks, 150 batches, no inf or nan but in what harmed nothing"
 
 
 NEAR, FAR = notice(module="wo"), notice(module="wi", growth=0.25)

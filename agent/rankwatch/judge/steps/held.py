@@ -7,6 +7,7 @@ returns, is held like the loss itself: transformers' models do so, and speech re
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -15,10 +16,10 @@ from ...measure.recorder import Call, PendingFrame
 from ...measure.walk import leaves
 from ...rerun.repetition import WRITES
 from ...shared.types.closeup import CloseUp
-from ...shared.types.frame import NON_FINITE, Kind, Moment, Phase, State
+from ...shared.types.frame import NON_FINITE, Kind, Moment, Phase, Position, State
 from ...shared.types.notice import Notice, NoticeKind
 from ...shared.types.trip import Trip
-from ...shared.words.operators import short_name
+from ...shared.words.operators import is_own, short_name
 from ..batch import BatchInProgress, BatchPart
 from ..reporter import FoundTrip
 from .cadence import REPEATED
@@ -38,7 +39,7 @@ class HeldLoss(NamedTuple):
     call: Call | None
     ring: deque[PendingFrame]
     found: FoundTrip | None = None
-    """Its trip, if it is a placeholder (see ``is_placeholder``): what made it is known already."""
+    """Its trip, if it may be no loss (see ``is_placeholder`` and ``is_measure``): what made it is known already."""
 
     @property
     def batch(self) -> BatchInProgress:
@@ -82,7 +83,9 @@ class HeldLosses:
         if frame.spec.phase is not Phase.FORWARD or not all(row.kind is Kind.OUTPUT for row in rows):
             return False
         name = frame.spec.module
-        if _names_a_loss(frame.spec.module_class) or any(_is_within(one, part, name) for one in self.all):
+        if _names_a_loss(frame.spec.module_class) or any(
+            _is_within(one, part, name) for one in self.all if one.found is None
+        ):
             return True
         labels = part.loss_labels if call is None else loss_labels(call[-1])
         return not name and all(row.label in labels for row in rows)
@@ -92,6 +95,10 @@ class HeldLosses:
         if batch.run is not None and not batch.run.was_handed_bad:
             return None
         return next((one for one in self.all if one.batch is batch), None)
+
+    def before(self, part: BatchPart) -> FoundTrip | None:
+        """The trip of what was held first in this forward."""
+        return next((one.found for one in self.all if one.part is part and one.found is not None), None)
 
     def drop_masked(self, loss: BatchPart) -> bool:
         """A loss goes to a backward. If it is finite, what was bad on the way to it was masked; returns whether any was."""
@@ -132,6 +139,29 @@ def is_placeholder(trip: Trip) -> bool:
         return False
     nans = [one.dtype for one in operator.inputs if one.state is State.NAN]
     return trip.culprit.kind is Kind.OUTPUT and bool(nans) and all(dtype == "float" for dtype in nans)
+
+
+def is_measure(frame: PendingFrame, tripping: Sequence[int]) -> bool:
+    """Whether nothing that trips in a frame has a gradient.
+
+    A module may measure what the model has made, such as the accuracy of a class that is absent: 0/0.
+    """
+    known = frame.graded if frame.spec.phase is Phase.FORWARD else ()
+    return bool(known) and all(row >= frame.weights and not known[row - frame.weights] for row in tripping)
+
+
+def is_trained(ring: Iterable[PendingFrame], position: Position) -> bool:
+    """Whether gradients go through what ran before, in the same forward."""
+    return any(any(one.graded) for one in ring if one.position[:2] == position[:2])
+
+
+def is_born_here(trip: Trip, earlier: FoundTrip | None) -> bool:
+    """Whether its own module has made it, of finite numbers; and by another operator than what tripped ``earlier``."""
+    made = trip.operator
+    if made is None or trip.weights or not is_own(made):
+        return False
+    before = earlier.trip.operator if earlier is not None else None
+    return before is None or (made.name, made.source) != (before.name, before.source)
 
 
 def harmless(trip: Trip, kind: NoticeKind) -> Notice:

@@ -21,7 +21,18 @@ from ..events import ForwardBegan
 from ..lifecycle import Life
 from ..reporter import FoundTrip, Reporter, Sender, closeup_of
 from ..trip_finder import TripFinder
-from .held import WEIGHTS_ARE_BAD, BadStep, HeldLoss, HeldLosses, harmless, harms, is_placeholder
+from .held import (
+    WEIGHTS_ARE_BAD,
+    BadStep,
+    HeldLoss,
+    HeldLosses,
+    harmless,
+    harms,
+    is_born_here,
+    is_measure,
+    is_placeholder,
+    is_trained,
+)
 from .trials import Trials
 
 
@@ -94,12 +105,20 @@ class Undecided:
             self._trials.begin(found, part)
             self._set_held()
             return None
-        if found is not None and self._holds and part.batch.is_streamed and is_placeholder(found.trip):
-            self._held.all.append(HeldLoss(frame, part, call, self._finder.ring.copy(), found))
-            self._set_held()
-            self._finder.begin_anew()
-            return None
-        return found
+        return self._wait(found, part, call) if found is not None and self._holds and part.batch.is_streamed else found
+
+    def _wait(self, found: FoundTrip, part: BatchPart, call: Call | None) -> FoundTrip | None:
+        """None: the trip waits for the gradients of its step. Else it, or what has waited and has made bad what trips now."""
+        ring, earlier = self._finder.ring, self._held.before(part)
+        last, is_own = ring[-1], is_born_here(found.trip, earlier)
+        waits = is_measure(last, self._finder.judge.tripping(last.spec, last.states))
+        waits = waits and (earlier is not None or (is_own and is_trained(ring, last.position)))
+        if not (waits or is_placeholder(found.trip)):
+            return found if is_own else earlier or found
+        self._held.all.append(HeldLoss(last, part, call, ring.copy(), found if is_own else earlier or found))
+        self._set_held()
+        self._finder.begin_anew()
+        return None
 
     def announce(self, found: FoundTrip) -> FoundTrip | None:
         """Tells of a trip, and returns what ends the training. None: the trip waits for its step, which may be left out."""

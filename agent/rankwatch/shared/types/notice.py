@@ -35,7 +35,7 @@ class NoticeKind(enum.IntEnum):
     UNTIED = 6
     """Two parameters that were one tensor are two now, with different values."""
     HARMLESS_LOSS = 7
-    """A loss was inf or nan, and the gradients of its step were finite: the training went on. Or a module's output, with skip."""
+    """A loss, or what the model measures, was inf or nan, and the gradients of its step were finite: the training went on."""
     NO_STEP = 8
     """Backwards come, no optimizer steps, and no weight changes."""
     STOPPED = 9
@@ -140,6 +140,12 @@ AGAIN = 100
 """Batches after which the same is news again: what is next to overflow for good is noticed again and again."""
 
 
+def is_of_loss(notice: Notice) -> bool:
+    """Whether what was harmless is a loss, as far as names tell; else a measure, say, that the model returns beside it."""
+    names = f"{notice.module_class} {notice.label}".lower()
+    return (not notice.module and "output[" not in names) or "loss" in names or "criterion" in names
+
+
 def describe_oddity(notice: Notice) -> str:
     """In a few words, of a kind that may be odd."""
     is_loss = notice.kind is NoticeKind.JUMP and notice.label.startswith("loss")
@@ -206,10 +212,8 @@ def describe_notice(notice: Notice) -> str:
         )
     if notice.kind is NoticeKind.HARMLESS_LOSS:
         often = f" ({notice.value:.0f} such losses since batch {notice.since})" if notice.value > 1 else ""
-        names = f"{notice.module_class} {notice.label}".lower()
-        is_loss = not notice.module or "loss" in names or "criterion" in names
         return (
-            f"{'a harmless loss' if is_loss else 'harmless'}: {where}: in batch {notice.batch} {notice.why}; "
+            f"{'a harmless loss' if is_of_loss(notice) else 'harmless'}: {where}: in batch {notice.batch} {notice.why}; "
             f"all gradients of its optimizer step were finite, and the training went on{often}"
         )
     if notice.kind is NoticeKind.PROBE:

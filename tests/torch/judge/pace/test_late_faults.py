@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import checkpoint
 
 import rankwatch
@@ -99,18 +100,31 @@ def check(build: Callable[[], Late]) -> None:
     assert {name: repr(value) for name, value in late.items()} == {name: repr(value) for name, value in full.items()}
 
 
-@pytest.mark.parametrize("one", [pytest.param(one, id=name) for rows in TABLES.values() for name, one in rows.items()])
-def test_a_mechanism(one: Mechanism) -> None:
-    """The output goes into no loss."""
+@pytest.mark.parametrize(
+    ("name", "one"), [pytest.param(name, one, id=name) for rows in TABLES.values() for name, one in rows.items()]
+)
+def test_a_mechanism(name: str, one: Mechanism) -> None:
+    """The output goes into no loss, if it has a gradient. Else it is a measure, by which the loss is weighted."""
+
+    def compute(self: Root, x: Tensor, given: Tensor) -> Any:
+        logits = self.body(x)
+        has_gradient = given.is_floating_point() and name != "out="  # which knows no gradients
+        made = self.block(given + 0 * logits.sum() if has_gradient else given)
+        return logits, tree_map(lambda value: torch.stack([value, value]), made)  # a single number might be the loss
+
+    def loss_of(both: Any) -> Tensor:
+        logits, made = both
+        measures = [one for one in tree_leaves(made) if not one.requires_grad]
+        weight = sum([one.sum() for one in measures], torch.ones(()))
+        loss: Tensor = (logits.square() * weight).mean()
+        return loss
 
     def build() -> Late:
         spoilt = Spoilt()
         block = nn.Sequential(Calls(lambda x: one.call(x) if spoilt.now else x * 1), nn.Identity())
-        model = Root(lambda self, x, given: (self.body(x), self.block(given)), body=nn.Linear(4, 4), block=block)
+        model = Root(compute, body=nn.Linear(4, 4), block=block)
         given = {True: one.given, False: torch.ones_like(one.given)}
-        return Late(
-            model, spoilt, lambda number: (torch.ones(2, 4), given[number == BAD]), lambda both: both[0].square().mean()
-        )
+        return Late(model, spoilt, lambda number: (torch.ones(2, 4), given[number == BAD]), loss_of)
 
     check(build)
 
@@ -217,7 +231,7 @@ def an_output_that_no_loss_sees() -> Late:
     spoilt = Spoilt()
 
     def compute(self: Root, x: Tensor) -> Any:
-        return {"y": self.first(x), "hidden": self.last(x).detach() / (0 * spoilt)}
+        return {"y": self.first(x), "hidden": self.last(x) / (0 * spoilt)}
 
     return Late(two(compute), spoilt, loss_of=lambda output: output["y"].square().mean())
 
