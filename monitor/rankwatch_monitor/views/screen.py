@@ -26,9 +26,9 @@ FIRST = "noticed", "looked", "close-up", "refused", "dropped", "unwatched", "als
 
 NEXT = (
     "left out", "no skip", "began", "handed", "failed", "lost", "stacks", "calls", "stalled", "replicas", "precision", "recurs",
-    "abort", "gaps", "certainty", "state",
+    "abort", "gaps", "state",
 )  # fmt: skip
-"""And once the others are short. Who, where, why, what to do, and the commands stay."""
+"""And once the others are short. Who, how certainly, where, why, what to do, and the commands stay."""
 
 IN_A_ROW = "certainty", "state"
 """Half of them is worth more than none: they are cut to one row before fields of NEXT make room."""
