@@ -30,8 +30,8 @@ NEXT = (
 )  # fmt: skip
 """And once the others are short. Who, how certainly, where, why, what to do, and the commands stay."""
 
-IN_A_ROW = "certainty", "state"
-"""Half of them is worth more than none: they are cut to one row before fields of NEXT make room."""
+IN_A_ROW = "certainty", *NEXT
+"""Half of them is worth more than none: they are cut to one row before one of them makes room."""
 
 MOST_ROWS = 3
 """Rows of one field, before fields make room for each other."""

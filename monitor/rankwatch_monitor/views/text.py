@@ -11,6 +11,8 @@ from rankwatch.shared.printable import printable
 from rankwatch.shared.types.action import RESTARTS, Action
 from rankwatch.shared.types.frame import NO_STAGE
 from rankwatch.shared.types.notice import NoticeKind, describe_notice, is_of_loss
+from rankwatch.shared.types.trip import Cause
+from rankwatch.shared.words.closeup_text import made_between
 from rankwatch.shared.words.text import (
     describe_module,
     describe_position,
@@ -100,12 +102,13 @@ def _of_verdict(report: Report, verdict: Verdict, stack_lines: int | None) -> li
 
 
 def _born(report: Report, verdict: Verdict) -> str:
-    """Of a gradient, the function of autograd that made it, and its line: module and parameter alone do not say where."""
+    """What made a gradient, or what was bad between modules, and its line: the module alone does not say where."""
     closer = report.closeup.operator if report.closeup is not None else None
     made = closer or verdict.trip.operator
-    if made is None or not made.node or made.source is None:
+    is_between = verdict.cause is Cause.UPSTREAM and made_between(verdict.trip, report.closeup) is not None
+    if made is None or made.source is None or not (made.node or is_between):
         return ""
-    return f": {made.node} of {made.source.file.rpartition('/')[2]}:{made.source.line}"
+    return f": {made.node or made.title} of {made.source.file.rpartition('/')[2]}:{made.source.line}"
 
 
 def _who(report: Report, verdict: Verdict) -> str:

@@ -64,8 +64,8 @@ FRAMES = (
 )
 TITLE = "rankwatch: first inf in run train-0: rank 5, batch 149, decoder.block.2.dropout, output (upstream)\n"
 WHY_AND_DO = (
-    "  cause      upstream: input[mask] was inf and no watched module made it: it was born between modules; "
-    "the last finite frame before it is decoder.wo (Linear)\n"
+    "  cause      upstream: input[mask] was inf and no watched module made it: it was born between modules, "
+    "after decoder.wo (Linear), the last finite frame\n"
     '  try        rankwatch.detect_overflow(x, "name") after each step of the code that leads to decoder.block.2.dropout: '
     "which one makes it?\n"
 )

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import makers
 from makers import notice
 from rankwatch.shared.system.on_terminal import wrapped
+from rankwatch.shared.types.trip import Cause
 from rankwatch.shared.words.text import format_head
 from rankwatch_monitor.decide.core.report import Outcome, RankNotice, RankStack, RankState, Report
 from rankwatch_monitor.decide.ending.course import Course, LossAt
@@ -21,7 +22,7 @@ from rankwatch_monitor.views import screen
 from rankwatch_monitor.views import text as as_text
 from unit.views.test_report import CULPRIT, report, verdict
 
-BRIEFLY = replace(verdict(), evidence="input[mask] was inf")
+BRIEFLY = replace(verdict(), cause=Cause.OVERFLOW, evidence="input[mask] was inf")
 RECORD = "rankwatch report /home/ann/rankwatch-runs/train-0 --all"
 COURSE = Course(12.3, 4.0, LossAt(0, 2.4, 8), LossAt(149, 0.0712, 8), None, None, 149, began=1.7e9)
 WORDS = st.text("ab ;:.", min_size=1, max_size=400)

@@ -8,7 +8,8 @@ from shlex import quote
 from ..figures import end_of, figure
 from ..types.closeup import CloseUp, Precision
 from ..types.frame import DTYPE_MAX, NON_FINITE, Reading, State
-from ..types.trip import Operator, Trip
+from ..types.trip import Cause, Operator, Trip
+from .operators import explain, is_own
 
 _MOST_INPUTS = 4
 
@@ -24,8 +25,18 @@ def fields_of(cause: str, trip: Trip, closeup: CloseUp | None) -> list[tuple[str
     """
     operator = (closeup.operator if closeup is not None else None) or trip.operator
     fields = [("operator", describe_operator(operator))] if operator is not None else []
+    if (made := made_between(trip, closeup)) is not None:
+        reason = explain(made)
+        why = reason.sentence.removesuffix(f": {reason.mend}")  # which is the advice, too
+        cause = cause.replace(f"{Cause.UPSTREAM.value}: ", f"{Cause.UPSTREAM.value}: {why}; ", 1)
     fields += [("cause", cause)] if cause else []
     return fields if closeup is None else [*fields, *_findings(closeup, trip.culprit.dtype)]
+
+
+def made_between(trip: Trip, closeup: CloseUp | None) -> Operator | None:
+    """The operator that the close-up has found outside of the modules, of a trip that was told before it was known."""
+    found = closeup.operator if closeup is not None and trip.operator is None else None
+    return found if found is not None and is_own(found) else None
 
 
 def replay_fields(closeup: CloseUp | None, folder: str = "", host: str = "") -> list[tuple[str, str]]:

@@ -169,7 +169,7 @@ def between(trip: Trip) -> str:
     written = facts.first_written(trip)
     if written and bad.state is State.INF:
         return f"{bad.label} was inf, as the code writes an inf into the output of {describe_module(written.spec)}"
-    where = f"; the last finite frame before it is {describe_module(frame.spec)}" if frame else ""
+    where = f", after {describe_module(frame.spec)}, the last finite frame" if frame else ""
     return f"{bad.label} was {bad.state.word} and no watched module made it: it was born between modules{where}"
 
 

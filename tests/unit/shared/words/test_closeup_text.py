@@ -54,6 +54,16 @@ def test_an_operator_that_only_the_closeup_found_is_named() -> None:
     assert "recurs" not in titles  # nothing was counted
 
 
+def test_what_was_made_between_modules_is_told_before_what_the_trip_knew() -> None:
+    found = CloseUp(operator=made_by("aten.div.Tensor"))
+    told = dict(fields_of("upstream: input[0] was inf", trip(), found))["cause"]
+    assert told.startswith("upstream: aten.div ")
+    assert told.endswith("; input[0] was inf")
+    given = replace(made_by(), inputs=(reading("self", NAN),), operands=())
+    for trip_, closeup_ in ((evidenced_trip(), found), (trip(), CloseUp(operator=given)), (trip(), None)):
+        assert dict(fields_of("upstream: it was inf", trip_, closeup_))["cause"] == "upstream: it was inf"
+
+
 def test_a_closeup_that_was_refused_says_why() -> None:
     assert fields_of("invalid", trip(), CloseUp(note="SyncBatchNorm communicates")) == [
         ("cause", "invalid"),
