@@ -22,6 +22,7 @@ from ..types.closeup import CloseUp
 from ..types.frame import REDUCED, SUMMED, State
 from ..types.trip import Cause, Trip
 from . import advice, facts, sentences
+from .operators import operand
 
 _Advice = Callable[[Trip, CloseUp | None], str]
 _Next = Callable[[Trip], Action]
@@ -145,7 +146,7 @@ RULES = (
     ),
     CauseRule(
         lambda t: facts.is_loss(t) and facts.is_given_bad(t), Cause.UPSTREAM, lambda t: sentences.loss(t, sentences.combined(t)),
-        lambda t, _: f"look at where the {facts.given_bad(t)[0].label} of the loss comes from: {advice.OPERANDS}",
+        lambda t, _: f"look at where the {operand(facts.given_bad(t)[0])} of the loss comes from: {advice.OPERANDS}",
     ),
     CauseRule(lambda t: facts.is_loss(t) and t.operator, None, sentences.loss),
     CauseRule(lambda t: facts.is_loss(t) and facts.is_nan(t), Cause.INVALID, sentences.loss),

@@ -34,6 +34,11 @@ class _Truth(NamedTuple):
         return Reason(cause, ": ".join(filter(None, (made, self.truth, self.mend))), self.mend)
 
 
+def operand(given: Reading) -> str:
+    """By its name in the operator. torch calls the second one of a sum ``other``, whichever the code writes first."""
+    return "other operand" if given.label == "other" else given.label
+
+
 def is_own(operator: Operator) -> bool:
     """Whether the operator is the origin, whatever came into the module: nothing bad went in, or only a mask."""
     is_clean = all(
@@ -68,7 +73,7 @@ def _explain(operator: Operator) -> Reason:
     if operator.detail:
         return _Truth(operator.detail, _DETAILS.get(name, _CLAMP.mend)).of(_by_state(state), made)
     if constant is not None:
-        return Reason(cause, f"{made} because the code gives it {state.word} as its {constant.label}", _COMPUTED)
+        return Reason(cause, f"{made} because the code gives it {state.word} as its {operand(constant)}", _COMPUTED)
     if state is not State.INF:
         return _explain_nan(operator, name, made)
     if name in _POLES and _is_pole(operator, name):

@@ -9,7 +9,7 @@ from ..types.frame import DTYPE_MAX, NON_FINITE, REDUCED, SUMMED, Frame, Kind, P
 from ..types.trip import LOSS, BadWeight, Cause, Trip
 from . import facts
 from .facts import INPUTS, Numbers
-from .operators import explain, explain_given, explain_gradient
+from .operators import explain, explain_given, explain_gradient, operand
 from .text import describe_module
 from .weight_changes import tell
 
@@ -123,7 +123,7 @@ def combined(trip: Trip) -> str:
     """What a loss combined a finite output with."""
     operator, bad = trip.operator, facts.given_bad(trip)[0]
     assert operator is not None
-    return f"{operator.title} was given {bad.state.word} as its {bad.label}, which the model did not make"
+    return f"{operator.title} was given {bad.state.word} as its {operand(bad)}, which the model did not make"
 
 
 def given(trip: Trip) -> str:
