@@ -119,11 +119,16 @@ def state_of_tensor(value: Tensor) -> State:
 
 
 def is_mask(value: Any) -> bool:
-    """Whether a parameter is a mask that is added to scores: it is not trained, and holds nothing but 0 and -inf."""
-    if not isinstance(value, nn.Parameter) or value.requires_grad or state_of_tensor(value) is not State.INF:
+    """Whether a parameter is a mask that is added to scores: it is not trained, and holds nothing else."""
+    return isinstance(value, nn.Parameter) and not value.requires_grad and holds_mask(value)
+
+
+def holds_mask(value: Tensor) -> bool:
+    """Whether all numbers are 0 or -inf, and both are there."""
+    if value.is_complex() or state_of_tensor(value) is not State.INF:
         return False
     values = values_of(value)
-    return not values.is_complex() and bool(((values == 0) | torch.isneginf(values)).all()) and bool((values == 0).any())
+    return bool(((values == 0) | torch.isneginf(values)).all()) and bool((values == 0).any())
 
 
 def reading_of(label: str, kind: Kind, value: Tensor | float) -> Reading:

@@ -359,6 +359,8 @@ healthy().each(
     actions_that_are_assigned=lambda: masking(lambda p, z: assigned(z, ~p.allowed)),
     the_last_actions_that_are_assigned=lambda: masking(lambda p, z: assigned(z, slice(3, None))),
     actions_to_which_a_buffer_is_added=lambda: masking(lambda p, z: z + p.mask),
+    actions_to_which_the_log_of_a_mask_is_added=lambda: masking(lambda p, z: z + p.allowed.float().log()),
+    actions_without_those_of_a_mask=lambda: masking(lambda p, z: z + torch.log2(1 - p.mask.isinf().to(z.dtype))),
     actions_that_are_put_behind_others=lambda: masking(lambda p, z: nn.functional.pad(z[:, :3], (0, 2), value=-INF)),
     actions_whose_logarithms_are_returned=lambda: masking(lambda p, z: filled(p, z).log_softmax(-1)),
     actions_that_go_through_modules=lambda: masking(filled, nn.Identity(), nn.LogSoftmax(-1), nn.Identity()),
@@ -379,5 +381,8 @@ hostile("head", "overflow", ("inf", "nan"), batch=0).each(
 )
 hostile("head", "overflow", "inf", batch=0).each(
     an_inf_in_all_that_is_written=lambda: masking(lambda p, z: torch.full_like(z, INF)),
+)
+hostile("head", "singular", "inf", batch=0, says="aten.log of 0").each(
+    a_log_of_a_choice_that_is_learnt=lambda: masking(lambda p, z: (z * 1e30).softmax(-1).log()),
 )
 hostile("head", "overflow", "inf", batch=0, policy="strict").each(a_written_inf_under_strict=lambda: masking(filled))
