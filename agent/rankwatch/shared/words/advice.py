@@ -7,7 +7,7 @@ from ..types.closeup import CloseUp
 from ..types.frame import NARROW_DTYPES, NON_FINITE, Kind, State
 from ..types.trip import LOSS, OVERWRITTEN, Cause, Operator, Trip
 from .facts import INPUTS, bad_root_inputs, is_grown_by_other_code
-from .operators import explain, explain_gradient
+from .operators import COMPUTED, explain, explain_gradient
 from .text import describe_position
 from .weight_changes import tell
 
@@ -32,9 +32,10 @@ def overflow(trip: Trip, closeup: CloseUp | None) -> str:
     module, operator, dtype = _module(trip), _operator(trip, closeup), trip.culprit.dtype
     precision = closeup.precision if closeup is not None else ()
     wider = [one.dtype for one in precision if one.state is State.FINITE and one.dtype != dtype]
-    if operator is not None and not operator.inputs:
-        return f"look at the numbers that the code puts there, {_where(operator, module)}"
-    if trip.culprit.kind is Kind.LOSS:
+    is_loss = trip.culprit.kind is Kind.LOSS
+    if operator is not None and explain(operator).mend == COMPUTED:
+        return f"{COMPUTED}, {_where(operator, 'the loss' if is_loss else module)}"
+    if is_loss:
         narrow = "compute the loss in float32, or " if dtype in NARROW_DTYPES else ""
         return f"{narrow}scale or clamp the outputs that the loss is made from"
     if dtype in NARROW_DTYPES and (wider or not precision):

@@ -67,13 +67,13 @@ def _explain(operator: Operator) -> Reason:
     constant = next((one for one in inputs if one.state is state and one.dtype == "float"), None)
     if name in _CONSTANTS:
         told = f"the code makes a tensor of numbers that hold {state.word}: look at where they were computed"
-        return Reason(cause, told, _COMPUTED)
+        return Reason(cause, told, COMPUTED)
     if _is_masked(operator):
         return _explain_masked(operator)
     if operator.detail:
         return _Truth(operator.detail, _DETAILS.get(name, _CLAMP.mend)).of(_by_state(state), made)
     if constant is not None:
-        return Reason(cause, f"{made} because the code gives it {state.word} as its {operand(constant)}", _COMPUTED)
+        return Reason(cause, f"{made} because the code gives it {state.word} as its {operand(constant)}", COMPUTED)
     if state is not State.INF:
         return _explain_nan(operator, name, made)
     if name in _POLES and _is_pole(operator, name):
@@ -238,7 +238,8 @@ _WIDER = _Truth("", "scale what goes in, or compute this in a wider dtype")
 _CLAMP = _Truth("", "clamp what goes in, or add an epsilon")
 _DIVISOR = _Truth("", "add an epsilon to the divisor, or clamp it")
 _THIS_INF = "look at where this inf was put in, or clamp what goes in"
-_COMPUTED = "look at the numbers that the code puts there"
+COMPUTED = "look at the numbers that the code puts there"
+"""What to do where the code itself gives an operator inf or nan."""
 _NOWHERE = _Truth(
     "it has no finite value for what went in", "look at what goes in, and at lengths and sizes that do not fit"
 )

@@ -40,6 +40,9 @@ ARRIVED = trip(
 )
 LOG = replace(makers.made_by("aten.log.default"), operands=(0.0,))
 CONSTANT = replace(makers.made_by("aten.lift_fresh.default"), inputs=(), operands=(), shapes=())
+GIVEN = replace(makers.made_by("aten.mul.Tensor"), inputs=(reading("self", 2.0), reading("other", INF, dtype="float")))
+UNREAD = replace(makers.made_by("aten.exp.default"), inputs=(), operands=(), shapes=())
+"""Of a loss: autograd has not saved what went in."""
 NAN_TIMES = replace(
     makers.made_by("aten.mul.Tensor"),
     inputs=(reading("self", 0.0, low=0.0), reading("other", INF)),
@@ -98,6 +101,8 @@ def weights(*finite_in: int, at: int, step: int | None = None, kind: Kind = Kind
         (Cause.OVERFLOW, LOSS, None, "scale or clamp the outputs that the loss is made"),
         (Cause.OVERFLOW, trip(reading("loss", INF, dtype="float16", kind=Kind.LOSS)), None, "compute the loss in float32"),
         (Cause.OVERFLOW, replace(FULL, operator=CONSTANT), None, "the numbers that the code puts there, at model.py:87"),
+        (Cause.OVERFLOW, replace(FULL, operator=GIVEN), None, "the numbers that the code puts there, at model.py:87"),
+        (Cause.OVERFLOW, replace(LOSS, operator=UNREAD), None, "scale or clamp the outputs that the loss is made from"),
         (Cause.SINGULAR, replace(FULL, operator=makers.made_by()), None, "at model.py:87"),
         (Cause.SINGULAR, FULL, None, "in decoder.wo"),
         (Cause.SINGULAR, LOSS, None, "look at the loss function"),
