@@ -85,16 +85,24 @@ class Bystander:
                 stdout=subprocess.PIPE,
                 bufsize=0,
             )
+        if self._process is not None and self._process.stdout is not None:
+            os.set_blocking(self._process.stdout.fileno(), False)
 
     def has_seen(self, number: int) -> bool:
-        """Whether this signal, which has come to us, has come to all. For a signal's handler, too."""
-        until = time.monotonic() + PATIENCE
-        while self._process is not None and self._process.stdout is not None and not self._seen[number]:
-            if not select.select([self._process.stdout], [], [], max(0.0, until - time.monotonic()))[0]:
+        """Whether this signal, which has come to us, has come to all.
+
+        For a signal's handler, too. So that of another signal may run at any point of this, and take what has come.
+        """
+        until, process = time.monotonic() + PATIENCE, self._process
+        while process is not None and process.stdout is not None and not self._seen[number]:
+            if not select.select([process.stdout], [], [], max(0.0, until - time.monotonic()))[0]:
                 break
-            said = os.read(self._process.stdout.fileno(), 64)
+            try:
+                said = os.read(process.stdout.fileno(), 64)
+            except BlockingIOError:  # that handler has read it
+                continue
             if not said:  # it was not ready yet, and has ended by the signal
-                process, self._process = self._process, None
+                self._process = None
                 return process.wait() == -number
             self._seen.update(said)
         has_seen = self._seen[number] > 0
@@ -102,7 +110,7 @@ class Bystander:
         return has_seen
 
     def close(self) -> None:
-        if self._process is not None:
-            with self._process:
-                self._process.kill()
-            self._process = None
+        process, self._process = self._process, None
+        if process is not None:
+            with process:
+                process.kill()

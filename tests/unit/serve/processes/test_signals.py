@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import array
+import fcntl
 import os
+import re
+import select
 import signal
+import subprocess
+import termios
+import time
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,6 +50,46 @@ def test_a_signal_that_came_to_all_is_known_also_before_the_bystander_is_ready(b
     assert bystander._process is not None
     bystander._process.send_signal(number)
     assert bystander.has_seen(number)
+
+
+def test_two_that_came_at_once_are_both_known(bystander: Bystander, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second comes while the first is looked up, as a handler runs between any two lines: it reads what was said of both."""
+    process = bystander._process
+    assert process is not None
+    known: list[bool] = []
+    signal.signal(signal.SIGUSR1, lambda *_: known.append(bystander.has_seen(signal.SIGUSR1)))
+    looks = select.select
+
+    def look(*given: Any) -> Any:
+        monkeypatch.setattr(select, "select", looks)
+        found = looks(*given)
+        process.send_signal(signal.SIGUSR1)
+        while not _holds(process.stdout, 2):
+            time.sleep(0.001)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return found
+
+    monkeypatch.setattr(select, "select", look)
+    try:
+        _until_ready(process)
+        process.send_signal(signal.SIGRTMIN)
+        assert bystander.has_seen(signal.SIGRTMIN)
+        assert known == [True]
+    finally:
+        signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+
+
+def _holds(pipe: Any, number: int) -> bool:
+    held = array.array("i", [0])
+    fcntl.ioctl(pipe, termios.FIONREAD, held)
+    return held[0] >= number
+
+
+def _until_ready(process: subprocess.Popen[bytes]) -> None:
+    """It ignores SIGTERM last of all that it does before it waits."""
+    status = Path(f"/proc/{process.pid}/status")
+    while not int(re.findall(r"SigIgn:\s+(\w+)", status.read_text())[0], 16) >> (signal.SIGINT - 1) & 1:
+        time.sleep(0.001)
 
 
 def test_one_that_came_to_us_alone_is_not_seen(bystander: Bystander) -> None:
