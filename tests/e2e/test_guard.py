@@ -70,14 +70,20 @@ def test_a_step_that_the_scaler_skips_trips_nothing(tmp_path: Path) -> None:
     assert (job.code, job.report["verdict"]) == (0, None), job.stdout + job.stderr
 
 
-def test_a_gradient_that_comes_by_another_way_blames_no_rank(tmp_path: Path) -> None:
+def test_a_penalty_that_all_ranks_make_blames_none(tmp_path: Path) -> None:
     job = ended(tmp_path, "penalised", 2)
     verdict = job.verdict
-    assert (job.code, verdict["batch"], verdict["module"], verdict["reading"]) == (77, 5, "head", "bias.grad")
-    assert verdict["cause"] == "gradient"
-    assert "this rank's own gradient was finite" in verdict["evidence"]
-    assert "by a way that does not lead through the model's outputs" in verdict["evidence"]
+    assert (job.code, verdict["batch"], verdict["reading"], verdict["cause"]) == (77, 5, "grad_output", "gradient")
+    assert (verdict["closeup"]["operator"], verdict["closeup"]["node"]) == ("aten.sqrt.default", "SqrtBackward0")
     assert "no single rank" in job.stdout
+
+
+def test_a_penalty_of_gradients_names_the_rank_that_made_it(tmp_path: Path) -> None:
+    """Run again, that rank's own gradient is finite: the penalty does not lead through the model's outputs."""
+    job = ended(tmp_path, "penalised_by_gradients", 3)
+    verdict = job.verdict
+    assert (job.code, verdict["rank"], verdict["optimizer_step"], verdict["cause"]) == (77, 2, 5, "gradient")
+    assert (verdict["closeup"]["operator"], verdict["closeup"]["node"]) == ("aten.sqrt.default", "SqrtBackward0")
 
 
 @pytest.mark.parametrize(

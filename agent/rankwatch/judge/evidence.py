@@ -249,15 +249,16 @@ def _why_not(frame: PendingFrame, kind: Kind, is_compiled: bool) -> str:
 
 def _of_gradient(frame: PendingFrame, kind: Kind, batch: BatchInProgress) -> Repeated | None:
     """The operator that made a gradient bad: of the model, whose batch is run again, or of the loss."""
-    if batch.run is not None:
+    operator, line = batch.loss_backward.origin() if batch.loss_backward is not None else (None, "")
+    is_handed = kind is Kind.GRAD_OUTPUT and not frame.spec.module
+    if batch.run is not None and not (is_handed and operator is not None):
         # Of a gradient that the guard has found: no rank waits in a collective.
         limit = Limit(time.monotonic() + WALL_SECONDS) if frame.guarded else before_a_trip()
         found = origin_of_gradient(batch.run, limit)
         if found.note != FROM_THE_LOSS:
             return found
-    elif kind is not Kind.GRAD_OUTPUT or frame.spec.module:
+    elif not is_handed:
         return None
-    operator, line = batch.loss_backward.origin() if batch.loss_backward is not None else (None, "")
     return Repeated(operator, note="; ".join(filter(None, (FROM_THE_LOSS, line))))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import lru_cache, partial
@@ -28,7 +29,7 @@ from .loss_line import lines_of_operator
 log = logging.getLogger(__name__)
 
 MAX_NODES = 200
-"""Operators between the loss and the outputs. Where there are more, the model's outputs were not seen."""
+"""Operators between the loss and the outputs."""
 
 _HANDS_ON = {
     "Abs", "Add", "Alias", "AsStrided", "Cat", "Clamp", "ClampMax", "ClampMin", "Clone", "Diagonal", "Expand", "Gather", "Index",
@@ -118,17 +119,25 @@ def _hands_on(name: str) -> bool:
 
 
 def _between(losses: Sequence[Tensor], outputs: Outputs) -> list[Any]:
-    """The nodes of the graph from the losses to the model's outputs; empty: there are too many."""
+    """The nodes of the graph from the losses to the model's outputs, those nearest to the losses first.
+
+    Where there are too many and the outputs are among them, the rest is of a loss that depends on the model in another way, too,
+    as a penalty of gradients does: the first ones are looked at. Where they are not, there are none.
+    """
     seen: dict[Any, None] = {}
-    rest = [loss.grad_fn for loss in losses]
+    rest = deque(loss.grad_fn for loss in losses)
+    meets = False
     while rest:
-        node = rest.pop()
-        if node is None or node in seen or node in outputs or hasattr(node, "variable"):
+        node = rest.popleft()
+        if node is None or node in seen or hasattr(node, "variable"):
             continue
-        if len(seen) >= MAX_NODES:
-            return []
-        seen[node] = None
-        rest += [below for below, _ in node.next_functions]
+        if node in outputs:
+            meets = True
+        elif len(seen) < MAX_NODES:
+            seen[node] = None
+            rest += [below for below, _ in node.next_functions]
+        else:
+            return list(seen) if meets else []
     return list(seen)
 
 

@@ -146,6 +146,23 @@ def penalised() -> Training:
     return trained(model, loss_of)
 
 
+def penalised_by_gradients() -> Training:
+    """A penalty of the gradients of the critic, whose backward goes twice through the model: of the culprit's inputs alone."""
+    net = nn.Sequential(nn.Linear(8, 8), nn.Softplus(), nn.Linear(8, 1))
+    model = DDP(net)
+    rankwatch.watch(model)
+
+    def loss_of(number: int) -> Tensor:
+        real, false, between = (torch.randn(4, 8) for _ in range(3))
+        differs = model(false).mean() - model(real).mean()
+        (slope,) = torch.autograd.grad(model(between.requires_grad_()).sum(), between, create_graph=True)
+        length = (slope * float(number != BAD or not is_culprit())).square().sum(-1).sqrt()
+        loss: Tensor = differs + (length - 1).square().mean()
+        return loss
+
+    return trained(model, loss_of)
+
+
 def synchronised() -> Training:
     """A module that communicates in its forward is not run again."""
 
@@ -191,7 +208,7 @@ TRAININGS: dict[str, Callable[[], Training]] = {
     "fsdp2": lambda: watched(sharded()),
     "fsdp2_clipped": lambda: clipped(sharded()),
     **{one.__name__: one for one in (with_unused, compressed, in_the_backward, by_hand, asserted, anomalous)},
-    **{one.__name__: one for one in (accumulated, penalised, synchronised, tensor_parallel)},
+    **{one.__name__: one for one in (accumulated, penalised, penalised_by_gradients, synchronised, tensor_parallel)},
 }
 
 

@@ -74,6 +74,10 @@ class GradientOrigin:
                 return
         came_from, was_finite = "", not why
         if not why:
+            if any(
+                map(self._add_of_loss, kept)
+            ):  # by a term that does not go through the model's outputs: a penalty of gradients
+                return
             is_compiled = self._is_compiled(kept)
             if reduced_by:
                 came_from = reduced_by
