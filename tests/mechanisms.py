@@ -197,7 +197,7 @@ NO_NUMBERS = {
     "log -1": row(lambda x: x.log(), "log", "of -1 is nan: there is no log of a negative number", of(-1.0)),
     "acos": row(lambda x: x.acos(), "acos", "of 2 is nan: it is defined from -1 to 1", of(2.0)),
     "fraction": row(lambda x: x.pow(0.5) if x.dim() == 3 else x.pow(0.7), "pow.Tensor_Scalar", given=of(-4.0)),
-    "masked": row(fully_masked, "_softmax", "is nan, as a row of its self is -inf throughout (fully masked)", line=3),
+    "masked": row(fully_masked, "_softmax", "is nan, as a row of its operand is -inf throughout (fully masked)", line=3),
     "zeros * inf": row(lambda x: (x > 0) * -INF, "mul.Tensor", "of 0 and -inf is nan", of(1.0, 0.0)),
     "logsumexp": row(lambda x: x.new_full((4,), -INF).log_softmax(0), "_log_softmax", "fully masked"),
     "difference of infinities": row(lambda x: x.new_full((4,), -INF) - -INF, "sub.Tensor"),

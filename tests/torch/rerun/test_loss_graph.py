@@ -207,9 +207,9 @@ def difference(x: Tensor) -> Tensor:
     ("loss", "operator", "label"),
     [
         (lambda x: functional.mse_loss(x, torch.full((3, 2), INF)), "aten.mse_loss.default", "target"),
-        (lambda x: (x * torch.tensor([1.0, INF])).square().mean(), "aten.mul.Tensor", "other"),
-        (lambda x: (torch.full((3, 2), INF) - x).square().mean(), "aten.sub.Tensor", "self"),
-        (difference, "aten.sub.Tensor", "other: teacher"),
+        (lambda x: (x * torch.tensor([1.0, INF])).square().mean(), "aten.mul.Tensor", "other operand"),
+        (lambda x: (torch.full((3, 2), INF) - x).square().mean(), "aten.sub.Tensor", "operand"),
+        (difference, "aten.sub.Tensor", "other operand: teacher"),
     ],
 )
 def test_what_a_finite_output_was_combined_with_is_named(loss: Any, operator: str, label: str) -> None:

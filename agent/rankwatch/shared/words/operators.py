@@ -35,8 +35,9 @@ class _Truth(NamedTuple):
 
 
 def operand(given: Reading) -> str:
-    """By its name in the operator. torch calls the second one of a sum ``other``, whichever the code writes first."""
-    return "other operand" if given.label == "other" else given.label
+    """By its name in the operator, and the user's. torch calls the first one ``self``, and the second one of a sum ``other``."""
+    name, colon, users = given.label.partition(": ")
+    return {"self": "operand", "other": "other operand"}.get(name, name) + colon + users
 
 
 def is_own(operator: Operator) -> bool:
@@ -115,7 +116,7 @@ def _explain_masked(operator: Operator) -> Reason:
             f"{mend}",
             mend,
         )
-    masks = next((one.label for one in operator.inputs if one.state is State.INF), "input")
+    masks = next((operand(one) for one in operator.inputs if one.state is State.INF), "input")
     mend = "leave each row one element, or fill with torch.finfo(dtype).min"
     return Reason(
         Cause.INVALID, f"{operator.title} is nan, as a row of its {masks} is -inf throughout (fully masked): {mend}", mend
