@@ -202,7 +202,7 @@ def test_a_bad_gradient_of_the_loss_is_named_as_the_roots(check: str) -> None:
     cause, evidence = classify(trip)
     assert cause is Cause.GRADIENT
     assert evidence.startswith("in PoisonedBackward, the gradient of the autograd.Function Poisoned is inf")
-    assert evidence.endswith("; the gradient of the loss was inf")
+    assert "the gradient of the loss with respect to the model's output was inf" in evidence
 
 
 @both_checkpoints

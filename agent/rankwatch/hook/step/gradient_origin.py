@@ -35,6 +35,9 @@ from .gradient_look import are_all_bad, is_bad
 
 ALL_BAD = "so were all others, as clip_grad_norm_ or a bad loss makes them: which one was bad first is not known"
 
+_OF_LOSS = "gradient within the loss"
+"""The label where what the loss hands to the model's outputs is finite: a penalty of weights or gradients leads past them."""
+
 Rows = tuple[ReadingSpec, ...]
 
 
@@ -74,12 +77,10 @@ class GradientOrigin:
                 return
         came_from, was_finite = "", not why
         if not why:
-            if any(
-                map(self._add_of_loss, kept)
-            ):  # by a term that does not go through the model's outputs: a penalty of gradients
-                return
             is_compiled = self._is_compiled(kept)
             if reduced_by:
+                if any(self._add_of_loss(batch, _OF_LOSS) for batch in kept):  # no other rank's, then
+                    return
                 came_from = reduced_by
                 how = "run again eagerly (it runs compiled)" if is_compiled else "run again"
                 why = f"{how}, this rank's own gradient was finite"
@@ -96,13 +97,16 @@ class GradientOrigin:
                 self._add(last, named, rows, list(map(self._recorder.cell, gradients)), why, came_from, was_finite)
         self._batches.settle()
 
-    def _add_of_loss(self, batch: BatchInProgress) -> bool:
-        """Whether an operator of the loss was seen to hand on a bad gradient: no batch has to be run again for that."""
+    def _add_of_loss(self, batch: BatchInProgress, label: str = "grad_output") -> bool:
+        """Whether an operator of the loss was seen to hand on a bad gradient: no batch has to be run again for that.
+
+        ``label``: of the reading that trips then.
+        """
         root, loss = self._hooks.named(self._hooks.root), batch.loss_backward
         made = loss.origin()[0] if loss is not None else None
         if root is None or made is None:
             return False
-        row = ReadingSpec(Kind.GRAD_OUTPUT, "grad_output", made.output.dtype)
+        row = ReadingSpec(Kind.GRAD_OUTPUT, label, made.output.dtype)
         self._add(batch, root, (row,), [self._recorder.cell(math.nan if made.output.state is State.NAN else math.inf)])
         self._batches.settle()
         return True

@@ -234,9 +234,10 @@ def gradient(trip: Trip) -> str:
         # What the loss handed over was finite, or the backward would not have been run again.
         born = f"{bad[0].label} became {bad[0].state.word} there, as the model makes another output from this one"
     elif bad:
-        # A term of the loss may not lead through the model's outputs: a penalty of weights, or of gradients.
-        whose, where = ("the loss", "") if made else ("the loss with respect to the model's output", f": {_LOSS}")
-        born = f"the gradient of {whose} was {bad[0].state.word}{where}"
+        is_handed = bad[0].label == "grad_output"
+        what = "gradient of the loss with respect to the model's output" if is_handed else bad[0].label
+        born = f"the {what} was {bad[0].state.word}"
+        born += "" if made else f": {_LOSS}"
     elif any(r.state is State.FINITE for r in came_in):
         largest = facts.nearest([(reading, reading.dtype) for reading in came_in])
         share = f" ({_share(*largest)})" if largest else ""
