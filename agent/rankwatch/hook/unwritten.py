@@ -1,5 +1,6 @@
 """Finds buffers that nobody has written since ``to_empty`` or ``torch.empty`` made them: a table of angles, say, which a
-checkpoint does not have. Of ``torch.empty`` where the call is an argument of ``register_buffer``: no tensor says who made it.
+checkpoint does not have. Of ``torch.empty`` where its call, or a variable that is nothing else, is given to
+``register_buffer``: no tensor says who made it.
 
 Such a buffer holds what was in memory, which is another thing on each rank. Its numbers may well be finite, so they say nothing:
 what is looked at is whether they were ever written. One that is all zeros is not told, as nobody knows whether that is meant.
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 
 from ..judge.events import OutputsCame
 from ..measure.modules import Modules, class_name
+from ..rerun.loss_line import definition_of, inside
 from ..shared.bounded import BoundedDict
 from ..shared.types.notice import NEVER_WRITTEN, Notice, NoticeKind
 from ..touch.parts import modules_in
@@ -108,7 +110,7 @@ def _is_given_empty(frame: FrameType) -> bool:
     """Whether the call of ``register_buffer`` in this frame has a call of ``torch.empty`` as its tensor, by its source."""
     place = frame.f_code, frame.f_lasti
     if place not in _are_empty:
-        _are_empty[place] = _makes_empty(_source_at(*place))
+        _are_empty[place] = _makes_empty(_source_at(*place), frame.f_code)
     return _are_empty[place]
 
 
@@ -124,7 +126,7 @@ def _source_at(code: CodeType, instruction: int) -> str:
     return b"".join(lines).decode()
 
 
-def _makes_empty(source: str) -> bool:
+def _makes_empty(source: str, code: CodeType) -> bool:
     try:
         call = ast.parse(f"({source})", mode="eval").body
     except (SyntaxError, ValueError):
@@ -132,7 +134,14 @@ def _makes_empty(source: str) -> bool:
     if not isinstance(call, ast.Call):
         return False
     given = [*call.args[1:2], *(one.value for one in call.keywords if one.arg == "tensor")]
-    made = given[0] if given else None
+    return bool(given) and _is_empty(given[0], code)
+
+
+def _is_empty(made: ast.expr | None, code: CodeType) -> bool:
+    """Whether an expression in this function is a call of ``torch.empty``, or a variable that is nothing else."""
+    if isinstance(made, ast.Name) and made.id not in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]:
+        values = list(_values_of(made.id, code))
+        return bool(values) and all(isinstance(value, ast.Call) and _is_empty(value, code) for value in values)
     while isinstance(made, ast.Call):
         function = made.func
         name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
@@ -140,6 +149,15 @@ def _makes_empty(source: str) -> bool:
             return True
         made = function.value if isinstance(function, ast.Attribute) and name in _KEPT else None
     return False
+
+
+def _values_of(name: str, code: CodeType) -> Iterator[ast.expr | None]:
+    """What a function gives a variable; None: by another way than an assignment."""
+    body = list(inside(node)) if (node := definition_of(code)) is not None else []
+    given = {id(target): one.value for one in body if isinstance(one, ast.Assign) for target in one.targets}
+    for one in body:
+        if isinstance(one, ast.Name) and one.id == name and isinstance(one.ctx, (ast.Store, ast.Del)):
+            yield given.get(id(one))
 
 
 def _remember(module: nn.Module, name: str) -> None:

@@ -60,11 +60,11 @@ class _Code:
         if code in self._seen:
             return
         self._seen.add(code)
-        node = _definition_of(code) if len(self._seen) <= MAX_FUNCTIONS else None
+        node = definition_of(code) if len(self._seen) <= MAX_FUNCTIONS else None
         if node is None:
             self.is_known = False
             return
-        for inner in _inside(node):
+        for inner in inside(node):
             if isinstance(inner, (ast.BinOp, ast.AugAssign, ast.UnaryOp)):
                 if isinstance(inner.op, self._signs):
                     self._take(code, inner.lineno)
@@ -176,7 +176,8 @@ def _parsed(file: str) -> ast.Module | None:
         return None
 
 
-def _definition_of(code: types.CodeType) -> ast.AST | None:
+def definition_of(code: types.CodeType) -> ast.AST | None:
+    """The source of a function, or of a module; None: it is not known."""
     tree = _parsed(code.co_filename)
     if tree is None or code.co_name == "<module>":
         return tree
@@ -189,7 +190,7 @@ def _definition_of(code: types.CodeType) -> ast.AST | None:
     return lambdas[0] if code.co_name == "<lambda>" and len(lambdas) == 1 else None
 
 
-def _inside(node: ast.AST) -> Iterator[ast.AST]:
+def inside(node: ast.AST) -> Iterator[ast.AST]:
     """What a function's body has, without the bodies of functions and classes in it."""
     rest: list[ast.AST] = list(ast.iter_child_nodes(node))
     while rest:

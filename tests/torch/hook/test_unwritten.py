@@ -83,11 +83,11 @@ def test_a_copy_of_a_table_that_nobody_wrote_is_told() -> None:
 
 
 class Scaled(nn.Module):
-    """Of its scales, three are never written, as far as the source says."""
+    """Of its scales, four are never written, as far as the source says."""
 
     late: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, given: Tensor | None = None) -> None:
         super().__init__()
         self.linear = nn.Linear(4, 4)
         self.register_buffer("lost", torch.empty(4), persistent=False)
@@ -105,6 +105,18 @@ class Scaled(nn.Module):
         self.register_buffer("none", None)
         scales = torch.empty(4)
         self.register_buffer("named", scales)
+        perhaps = torch.full((4,), 0.5)
+        if given is not None:
+            perhaps = torch.empty(4)
+        self.register_buffer("perhaps", perhaps)
+        for each in [torch.full((4,), 0.5)]:
+            self.register_buffer("each", each)
+        if given is None:
+            given = torch.full((4,), 0.5)
+        self.register_buffer("given", given)
+        written = torch.empty(4)
+        self.register_buffer("by_name", written)
+        written.fill_(2.0)
         self.late.copy_(torch.ones(4))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -119,7 +131,7 @@ def test_a_buffer_that_torch_empty_made_is_told_where_nobody_wrote_it(monkeypatc
         )
         model = Scaled()
     text = "a bad buffer: (root) (Scaled), {}: " + NEVER_WRITTEN
-    names = ["lost", "moved", "spread"] if sys.version_info >= (3, 11) else []
+    names = ["lost", "moved", "spread", "named"] if sys.version_info >= (3, 11) else []
     assert noticed(model) == [text.format(name) for name in names]
 
 
