@@ -25,11 +25,11 @@ from torch import Tensor, nn
 
 from ..judge.events import OutputsCame
 from ..measure.modules import Modules, class_name
-from ..rerun.loss_line import definition_of, inside
 from ..shared.bounded import BoundedDict
 from ..shared.types.notice import NEVER_WRITTEN, Notice, NoticeKind
 from ..touch.parts import modules_in
 from ..touch.patched import patch
+from ..touch.source import definition_of, inside
 
 MOST_BYTES = 1 << 22
 """Of a buffer that is looked at: tables of angles are smaller."""

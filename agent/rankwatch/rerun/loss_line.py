@@ -9,16 +9,16 @@ import ast
 import builtins
 import functools
 import inspect
-import linecache
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..shared.types.trip import Source
+from ..touch.source import definition_of, inside
 from ..touch.stack import outwards
 from ..touch.whose_code import owner_of, text_of
 
@@ -165,39 +165,6 @@ def _value_of(node: ast.expr, names: Mapping[str, Any]) -> Any:
 
 
 _COMPUTED = (property, functools.cached_property)
-
-
-@functools.lru_cache(maxsize=64)
-def _parsed(file: str) -> ast.Module | None:
-    lines = linecache.getlines(file)
-    try:
-        return ast.parse("".join(lines)) if lines and text_of(file, 1) + text_of(file, 2) + text_of(file, 3) else None
-    except (SyntaxError, ValueError):
-        return None
-
-
-def definition_of(code: types.CodeType) -> ast.AST | None:
-    """The source of a function, or of a module; None: it is not known."""
-    tree = _parsed(code.co_filename)
-    if tree is None or code.co_name == "<module>":
-        return tree
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == code.co_name:
-            first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
-            if first == code.co_firstlineno:
-                return node
-    lambdas = [one for one in ast.walk(tree) if isinstance(one, ast.Lambda) and one.lineno == code.co_firstlineno]
-    return lambdas[0] if code.co_name == "<lambda>" and len(lambdas) == 1 else None
-
-
-def inside(node: ast.AST) -> Iterator[ast.AST]:
-    """What a function's body has, without the bodies of functions and classes in it."""
-    rest: list[ast.AST] = list(ast.iter_child_nodes(node))
-    while rest:
-        one = rest.pop()
-        yield one
-        if not isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
-            rest += ast.iter_child_nodes(one)
 
 
 _PRODUCTS = ("mm", "bmm", "mv", "dot")
