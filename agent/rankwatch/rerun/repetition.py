@@ -51,7 +51,8 @@ _ABSORB = (*_SOFTMAX, "exp", "exp2", "sigmoid", "tanh", "expm1")
 """-inf goes in, and a finite number comes out: their inf or nan has another origin. A softmax of -inf alone is nan."""
 
 _LOGS = ("log", "log2", "log10")
-"""A log of zeros is a usual way to make a mask of -inf: it is meant where zeros and ones went in that nothing has trained."""
+"""A log of zeros is a usual way to make a mask of -inf: it is meant where zeros and ones went in that are no data, and that
+nothing has trained."""
 
 _NEGATIVE = (*_CONSTANTS, *_SOFTMAX, *_LOGS)
 """Of these, -inf alone is a mask: a number of Python's may have been computed, and the log of a softmax is never inf."""
@@ -175,8 +176,9 @@ class Repetition(Careful):
         """The arguments of the operator that runs."""
         self._origins: dict[int, tuple[_Origin, ...]] = {}
         self._held: list[Tensor] = []  # so that no address of a bad tensor is used again
-        self._trained: set[int] = set()
-        """The storages that depend on what is trained."""
+        fed = tensors([forward.args, forward.kwargs])
+        self._measured = {storage_of(value) for value in fed if value.is_floating_point()}
+        """The storages of numbers that are fed, or depend on what is trained. What is chosen by them, as a mask is, has none."""
 
     def origin_of(self, outputs: list[Tensor]) -> Repeated | None:
         """The origin of what is bad in these outputs; None if nothing is."""
@@ -222,8 +224,8 @@ class Repetition(Careful):
         outputs = tensors(result)
         outputs += [value for value in written(func, args, kwargs) if not any(value is one for one in outputs)]
         self.own([value for value in outputs if not is_given(value, inputs)], [one.value for one in inputs])
-        made = set(map(storage_of, outputs))
-        self._trained = self._trained | made if self._are_trained(inputs) else self._trained - made
+        made = {storage_of(value) for value in outputs if value.is_floating_point()}
+        self._measured = self._measured | made if self._are_measured(inputs) else self._measured - made
         for output in outputs:
             is_view = getattr(func, "is_view", False) and name not in _CONSTANTS
             if is_view and is_given(output, inputs):  # what reads it is told
@@ -252,7 +254,7 @@ class Repetition(Careful):
         if not bad:
             is_log = name in _LOGS and state is State.INF
             rank = _Rank.LOG_OF_ZERO if is_log else _Rank.HARD
-            is_mask = is_log and holds_mask(output) and not self._are_trained(inputs)
+            is_mask = is_log and holds_mask(output) and not self._are_measured(inputs)
             return (self._made(_Rank.CONSTANT if is_mask else rank, func, inputs, output),)
         origins = tuple(
             dict.fromkeys(
@@ -275,10 +277,10 @@ class Repetition(Careful):
             return (self._made(_Rank.NAN_OF_INF, func, inputs, output, given), *origins)
         return origins
 
-    def _are_trained(self, inputs: list[Input]) -> bool:
+    def _are_measured(self, inputs: list[Input]) -> bool:
         """A repetition runs without gradients: what depends on something trained does not say so by itself."""
         values = [one.value for one in inputs if isinstance(one.value, Tensor)]
-        return any(value.requires_grad or storage_of(value) in self._trained for value in values)
+        return any(value.requires_grad or storage_of(value) in self._measured for value in values)
 
     def _of(
         self, value: Tensor, reader: Callable[[], Operator | None], changed: Tensor | None = None
