@@ -100,8 +100,11 @@ def clip(text: str, rows: int) -> str:
     lines = text.split("\n")
     if sum(len(wrap(line)) for line in lines) <= rows or text.startswith(COMMAND):
         return text
-    told = wrap("; ".join(lines))
-    return " ".join(told[:rows]) + (MORE if len(told) > rows else "")
+    told = " ".join("; ".join(lines).split())
+    end, wrapped_rows = 0, wrap(told)
+    for row in wrapped_rows[:rows]:
+        end = told.index(row, end) + len(row)  # a path that is longer than a row is broken without a space
+    return told[:end] + (MORE if len(wrapped_rows) > rows else "")
 
 
 def _rows(title: str, fields: Fields) -> int:

@@ -115,6 +115,14 @@ def test_a_field_that_was_cut_is_whole_again_once_others_have_made_room() -> Non
     assert "optimizer step of batch 148" not in screen.fitted("first nan", fields, 4)
 
 
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_a_path_that_is_longer_than_a_row_has_no_space_in_it(rows: int) -> None:
+    path = f"/home/{'folder/' * 12}train.py:31"
+    shown = screen.clip(f"aten.log at {path}, in forward:\n h = torch.log(x)  of the loss {'and more ' * 40}", rows)
+    assert shown.endswith(screen.MORE)
+    assert path.startswith(shown.partition("aten.log at ")[2].removesuffix(screen.MORE)) or f"aten.log at {path}," in shown
+
+
 def test_the_first_line_of_a_failure_stands_alone_and_says_it_once() -> None:
     said = "rank 1 of 8 (node0, local rank 1) failed: KeyError: 'x', at train.py:4 in load"
     shown = on_screen(report(None, Outcome.FAILED, reason=f"{said}; rank 0 waits for it"))
