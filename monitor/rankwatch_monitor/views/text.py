@@ -112,9 +112,11 @@ def _born(report: Report, verdict: Verdict) -> str:
 
 
 def _who(report: Report, verdict: Verdict) -> str:
-    """The culprit, below a title that says what and in which batch."""
+    """The culprit, below a title that says what and in which batch. A host's domain is left out."""
     trip, frames = verdict.trip, "" if report.frames_in_batch is None else f" of {report.frames_in_batch}"
-    who = verdict.who(_name(report, verdict.tripped))
+    row = report.ranks[verdict.tripped]
+    host = row.host if row.host[:1].isdecimal() else row.host.partition(".")[0]  # an address has no domain
+    who = verdict.who(describe_rank(row.rank, report.world_size, host, row.local_rank, row.stage))
     return f"{who}, step {trip.optimizer_step}, frame {trip.position.frame}{frames}"
 
 

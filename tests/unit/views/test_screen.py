@@ -98,14 +98,17 @@ def test_what_is_not_as_it_should_be_is_shown(of: Report, told: str) -> None:
 LONG = "weight was already nan before this forward; look at the gradients and at the optimizer step of batch 148; " * 2
 
 
-@pytest.mark.parametrize("host", ["node0", "ip-10-0-12-123.us-west-2.compute.internal"])
+@pytest.mark.parametrize("host", ["node0", "ip-10-0-12-123.us-west-2.compute.internal", "10.0.12.123", "x" * 40])
 def test_the_half_of_what_is_not_certain_is_shown_where_there_is_no_room_for_all(host: str) -> None:
     of = replace(verdict(missing=1), evidence=LONG, reason="rank 7 closed its watch after batch 3, as its process said")
     looked = makers.closeup(note="", is_eager=False)
     found = report(of, course=COURSE, closeup=looked, folder="/runs/train-0")
     hosts = tuple(replace(row, host=host) for row in found.ranks)
     shown = on_screen(replace(found, ranks=hosts))
-    assert rows(shown) <= screen.OF_A_VERDICT
+    name = host.partition(".us-west")[0]
+    assert f"culprit    rank 5 of 8 ({name}, local rank 1)" in shown
+    assert rows(shown) <= screen.OF_A_VERDICT + (len(name) > 5)  # a longer one takes another row
+    assert shown.partition("\n  operator")[2] == on_screen(found).partition("\n  operator")[2]
     assert "\n  certainty  partial: 7 of 8 ranks answered; " in shown
 
 
