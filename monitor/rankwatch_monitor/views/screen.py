@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
@@ -86,10 +87,15 @@ def _shortened(fields: Fields) -> Iterator[Fields]:
     yield from (rest := list(_without(fields, FIRST)))
     fields = rest[-1]
     yield (fields := [(label, clip(text, MOST_ROWS - 1)) for label, text in fields])
-    yield (fields := [(label, text.partition(": ")[0] if label == "operator" else text) for label, text in fields])
+    yield (fields := [(label, _brief(text) if label == "operator" else text) for label, text in fields])
     yield (fields := [(label, clip(text, 1) if label in IN_A_ROW else text) for label, text in fields])
     yield from (rest := list(_without(fields, NEXT)))
     yield [(label, clip(text, 1)) for label, text in rest[-1]]
+
+
+def _brief(operator: str) -> str:
+    """Without the text of its line, and of the path what says which file it is."""
+    return re.sub(r"(?<=\s)/\S*/(?=[^/\s]+/[^/\s]+:\d)", ".../", operator.partition(": ")[0])
 
 
 def _without(fields: Fields, labels: Sequence[str]) -> Iterator[Fields]:

@@ -118,6 +118,12 @@ def test_a_field_that_was_cut_is_whole_again_once_others_have_made_room() -> Non
     assert "optimizer step of batch 148" not in screen.fitted("first nan", fields, 4)
 
 
+def test_a_crowded_screen_has_the_end_of_a_long_path() -> None:
+    path = f"/home/{'folder/' * 12}job/train.py:31"
+    fields = [("culprit", "rank 5"), ("operator", f"aten.log at {path}, in forward: h = torch.log(x)"), ("cause", LONG)]
+    assert "\n  operator   aten.log at .../job/train.py:31, in" in screen.fitted("first nan", fields, 6)
+
+
 @pytest.mark.parametrize("rows", [1, 2, 3])
 def test_a_path_that_is_longer_than_a_row_has_no_space_in_it(rows: int) -> None:
     path = f"/home/{'folder/' * 12}train.py:31"
