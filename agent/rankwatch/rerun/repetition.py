@@ -177,7 +177,7 @@ class Repetition(Careful):
         self._origins: dict[int, tuple[_Origin, ...]] = {}
         self._held: list[Tensor] = []  # so that no address of a bad tensor is used again
         fed = tensors([forward.args, forward.kwargs])
-        self._measured = {storage_of(value) for value in fed if value.is_floating_point()}
+        self._learnt_or_fed = {storage_of(value) for value in fed if value.is_floating_point()}
         """The storages of numbers that are fed, or depend on what is trained. What is chosen by them, as a mask is, has none."""
 
     def origin_of(self, outputs: list[Tensor]) -> Repeated | None:
@@ -225,7 +225,7 @@ class Repetition(Careful):
         outputs += [value for value in written(func, args, kwargs) if not any(value is one for one in outputs)]
         self.own([value for value in outputs if not is_given(value, inputs)], [one.value for one in inputs])
         made = {storage_of(value) for value in outputs if value.is_floating_point()}
-        self._measured = self._measured | made if self._are_measured(inputs) else self._measured - made
+        self._learnt_or_fed = self._learnt_or_fed | made if self._are_learnt_or_fed(inputs) else self._learnt_or_fed - made
         for output in outputs:
             is_view = getattr(func, "is_view", False) and name not in _CONSTANTS
             if is_view and is_given(output, inputs):  # what reads it is told
@@ -254,7 +254,7 @@ class Repetition(Careful):
         if not bad:
             is_log = name in _LOGS and state is State.INF
             rank = _Rank.LOG_OF_ZERO if is_log else _Rank.HARD
-            is_mask = is_log and holds_mask(output) and not self._are_measured(inputs)
+            is_mask = is_log and holds_mask(output) and not self._are_learnt_or_fed(inputs)
             return (self._made(_Rank.CONSTANT if is_mask else rank, func, inputs, output),)
         origins = tuple(
             dict.fromkeys(
@@ -277,10 +277,10 @@ class Repetition(Careful):
             return (self._made(_Rank.NAN_OF_INF, func, inputs, output, given), *origins)
         return origins
 
-    def _are_measured(self, inputs: list[Input]) -> bool:
+    def _are_learnt_or_fed(self, inputs: list[Input]) -> bool:
         """A repetition runs without gradients: what depends on something trained does not say so by itself."""
         values = [one.value for one in inputs if isinstance(one.value, Tensor)]
-        return any(value.requires_grad or storage_of(value) in self._measured for value in values)
+        return any(value.requires_grad or storage_of(value) in self._learnt_or_fed for value in values)
 
     def _of(
         self, value: Tensor, reader: Callable[[], Operator | None], changed: Tensor | None = None

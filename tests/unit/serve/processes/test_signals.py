@@ -10,13 +10,14 @@ import select
 import signal
 import subprocess
 import termios
-import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from collectors import until
 from rankwatch_monitor.serve.processes.signals import Bystander, Part, heeded, part_of
 
 
@@ -64,14 +65,13 @@ def test_two_that_came_at_once_are_both_known(bystander: Bystander, monkeypatch:
         monkeypatch.setattr(select, "select", looks)
         found = looks(*given)
         process.send_signal(signal.SIGUSR1)
-        while not _holds(process.stdout, 2):
-            time.sleep(0.001)
+        until(partial(_holds, process.stdout, 2))
         os.kill(os.getpid(), signal.SIGUSR1)
         return found
 
     monkeypatch.setattr(select, "select", look)
     try:
-        _until_ready(process)
+        until(partial(_is_ready, process))
         process.send_signal(signal.SIGRTMIN)
         assert bystander.has_seen(signal.SIGRTMIN)
         assert known == [True]
@@ -85,11 +85,10 @@ def _holds(pipe: Any, number: int) -> bool:
     return held[0] >= number
 
 
-def _until_ready(process: subprocess.Popen[bytes]) -> None:
-    """It ignores SIGTERM last of all that it does before it waits."""
-    status = Path(f"/proc/{process.pid}/status")
-    while not int(re.findall(r"SigIgn:\s+(\w+)", status.read_text())[0], 16) >> (signal.SIGINT - 1) & 1:
-        time.sleep(0.001)
+def _is_ready(process: subprocess.Popen[bytes]) -> bool:
+    """It ignores SIGINT last of all that it does before it waits."""
+    ignored = re.findall(r"SigIgn:\s+(\w+)", Path(f"/proc/{process.pid}/status").read_text())[0]
+    return bool(int(ignored, 16) >> (signal.SIGINT - 1) & 1)
 
 
 def test_one_that_came_to_us_alone_is_not_seen(bystander: Bystander) -> None:
