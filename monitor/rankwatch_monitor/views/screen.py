@@ -20,8 +20,7 @@ COLUMNS = 80
 """Of the terminal that most have."""
 
 OF_A_VERDICT, OF_AN_END = 12, 10
-"""Lines: half of a terminal of 24 rows, which has the last frames and torchrun's summary too. A long name of a host takes one
-more."""
+"""Lines: half of a terminal of 24 rows, which has the last frames and torchrun's summary too."""
 
 FIRST = "noticed", "looked", "close-up", "refused", "dropped", "unwatched", "also"
 """What makes room first, in this order."""
@@ -37,9 +36,6 @@ IN_A_ROW = "certainty", *NEXT
 
 MOST_ROWS = 3
 """Rows of one field, before fields make room for each other."""
-
-WHO = "culprit"
-"""It counts as one row: the name of its host takes no other field's place, and a screen has the same fields on all hosts."""
 
 MORE = " ..."
 
@@ -118,6 +114,5 @@ def clip(text: str, rows: int) -> str:
 
 
 def _rows(title: str, fields: Fields) -> int:
-    fields = [(label, "" if label == WHO else text) for label, text in fields]
     lines = wrapped(format_head(title, fields), COLUMNS).rstrip("\n").split("\n")
     return sum(1 if line[FIELD_INDENT:].startswith(COMMAND) else max(1, -(-len(line) // COLUMNS)) for line in lines)

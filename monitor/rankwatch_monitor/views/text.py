@@ -14,6 +14,7 @@ from rankwatch.shared.types.notice import NoticeKind, describe_notice, is_of_los
 from rankwatch.shared.types.trip import Cause
 from rankwatch.shared.words.closeup_text import made_between
 from rankwatch.shared.words.text import (
+    FIELD_INDENT,
     describe_module,
     describe_position,
     describe_rank,
@@ -112,12 +113,17 @@ def _born(report: Report, verdict: Verdict) -> str:
 
 
 def _who(report: Report, verdict: Verdict) -> str:
-    """The culprit, below a title that says what and in which batch. A host's domain is left out."""
-    trip, frames = verdict.trip, "" if report.frames_in_batch is None else f" of {report.frames_in_batch}"
+    """The culprit in one row, below a title that says what and in which batch. Of a host's name the domain is left out, and
+    the beginning where the name is long: a cluster's hosts differ at the end."""
     row = report.ranks[verdict.tripped]
     host = row.host if row.host[:1].isdecimal() else row.host.partition(".")[0]  # an address has no domain
-    who = verdict.who(describe_rank(row.rank, report.world_size, host, row.local_rank, row.stage))
-    return f"{who}, step {trip.optimizer_step}, frame {trip.position.frame}{frames}"
+
+    def told(host: str) -> str:
+        who = verdict.who(describe_rank(row.rank, report.world_size, host, row.local_rank, row.stage))
+        return f"{who}, step {verdict.trip.optimizer_step}"
+
+    too_many = len(told(host)) - (screen.COLUMNS - FIELD_INDENT)
+    return told(host) if too_many <= 0 else told(f"...{host[too_many + len('...') :]}")
 
 
 def _unusual(report: Report, fields: list[tuple[str, str]]) -> list[tuple[str, str]]:

@@ -86,7 +86,7 @@ def test_a_report_on_the_screen_has_the_last_frames_and_the_way_to_the_record() 
     frames, head = text.split("\n\n")
     assert "Last 1 forward frames:" in frames
     assert "decoder.wo" not in frames
-    culprit = "  culprit    rank 5 of 8 (node1, local rank 1), step 37, frame 412 of 618\n"
+    culprit = "  culprit    rank 5 of 8 (node1, local rank 1), step 37\n"
     abort = "  abort      7 of 8 ranks acknowledged in 0.04 s\n"  # the others are as they should be
     assert head == f"{TITLE}{culprit}{WHY_AND_DO}{abort}  record     rankwatch report runs/train-0\n"
 

@@ -98,18 +98,41 @@ def test_what_is_not_as_it_should_be_is_shown(of: Report, told: str) -> None:
 LONG = "weight was already nan before this forward; look at the gradients and at the optimizer step of batch 148; " * 2
 
 
-@pytest.mark.parametrize("host", ["node0", "ip-10-0-12-123.us-west-2.compute.internal", "10.0.12.123", "x" * 40])
-def test_the_half_of_what_is_not_certain_is_shown_where_there_is_no_room_for_all(host: str) -> None:
+AWS = "ip-10-0-12-123.us-west-2.compute.internal"
+POD = "train-llama-70b-pretrain-worker-0012"
+HOSTS = [
+    ("node0", "node0"),
+    (AWS, "ip-10-0-12-123"),
+    ("10.0.12.123", "10.0.12.123"),
+    (POD, "...ma-70b-pretrain-worker-0012"),
+]
+
+
+@pytest.mark.parametrize(("host", "name"), HOSTS)
+def test_a_screen_has_the_same_fields_whatever_its_host_is_called(host: str, name: str) -> None:
     of = replace(verdict(missing=1), evidence=LONG, reason="rank 7 closed its watch after batch 3, as its process said")
     looked = makers.closeup(note="", is_eager=False)
     found = report(of, course=COURSE, closeup=looked, folder="/runs/train-0")
-    hosts = tuple(replace(row, host=host) for row in found.ranks)
-    shown = on_screen(replace(found, ranks=hosts))
-    name = host.partition(".us-west")[0]
-    assert f"culprit    rank 5 of 8 ({name}, local rank 1)" in shown
-    assert rows(shown) <= screen.OF_A_VERDICT + (len(name) > 5)  # a longer one takes another row
+    shown = on_screen(replace(found, ranks=tuple(replace(row, host=host) for row in found.ranks)))
+    assert f"\n  culprit    rank 5 of 8 ({name}, local rank 1), step 37\n" in shown
+    assert rows(shown) <= screen.OF_A_VERDICT
     assert shown.partition("\n  operator")[2] == on_screen(found).partition("\n  operator")[2]
     assert "\n  certainty  partial: 7 of 8 ranks answered; " in shown
+
+
+@settings(derandomize=True, deadline=None)
+@given(
+    host=st.text("abc0123.-", min_size=1, max_size=64), step=st.integers(0, 10**9), stage=st.integers(0, 99),
+    world_size=st.integers(8, 10**5),
+)  # fmt: skip
+def test_the_culprit_takes_one_row(host: str, step: int, stage: int, world_size: int) -> None:
+    of = verdict()
+    trip = replace(of.trip, optimizer_step=step)
+    ranks = tuple(replace(row, host=host, stage=stage) for row in report(of).ranks)
+    shown = on_screen(replace(report(replace(of, trip=trip)), ranks=ranks, world_size=world_size))
+    (culprit,) = [line for line in shown.splitlines() if line.startswith("  culprit ")]
+    assert len(culprit) <= screen.COLUMNS
+    assert culprit.endswith(f", local rank 1, stage {stage}), step {step}")
 
 
 def test_a_field_that_was_cut_is_whole_again_once_others_have_made_room() -> None:
