@@ -9,11 +9,10 @@ parameter, as a training makes new ones, or a loss, by whose gradients both step
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Hashable, Iterable
 from itertools import islice
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -80,8 +79,12 @@ class LossTurns:
         self._owners: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
         self._of_parameter: dict[int, int] = {}
         self._names: dict[int, str] = {}
-        self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        """Those that have stepped."""
+        self._optimizers: WeakSet[Optimizer] = WeakSet()
+        """Those that have stepped and may train a part of this model."""
+        self._is_spent = False
+        """Whether a step has used the gradients of the last backward."""
+        self._are_together = False
+        """Whether another one has stepped then. (Of one optimizer, nobody asks what a backward has changed: it takes time.)"""
         self._used: frozenset[int] = frozenset()
         """What was changed by the losses that the last step has used, until another backward."""
         self._own: set[int] = set()
@@ -116,17 +119,21 @@ class LossTurns:
             case BackwardBegins():
                 is_ours = event.is_own and bool(event.losses)
                 self._key = (_callers(), _made(event.losses[0]), self._last) if is_ours else None
-                self._before, self._is_taken, self._used = event.versions, False, frozenset()
+                self._before, self._is_taken = event.versions, False
+                self._used, self._is_spent = frozenset(), False
             case BackwardEnded():
                 if self._is_taken and self._key is not None:
-                    self._pending[self._key] = self._changed() if len(self._optimizers) > 1 else None
+                    is_asked = self._are_together or len(self._optimizers) > 1
+                    self._pending[self._key] = self._changed() if is_asked else None
                 self._key, self._is_taken = None, False
             case _:
+                if not isinstance(event, OtherStepDone):
+                    self._optimizers.add(event.optimizer)
                 self._step(event.optimizer)
 
     def _step(self, optimizer: Optimizer) -> None:
-        self._optimizers.add(optimizer)
         if not self._pending:
+            self._are_together |= self._is_spent and self._owners.get(optimizer) != self._last
             if self._used and self._owners.get(optimizer) != self._last:
                 self._join(optimizer)
             self._last = self._owners.get(optimizer, self._last)
@@ -138,7 +145,7 @@ class LossTurns:
                 self._known[key] = self._known.get(key, (ONCE, ONCE))[1], owner
                 self._ways[key[:2]] = None
                 used.append(self._pending.pop(key) or frozenset())
-        self._used = frozenset().union(*used)
+        self._used, self._is_spent = frozenset().union(*used), True
 
     def _owner_of(self, optimizer: Optimizer) -> int:
         owner = self._owners.get(optimizer)

@@ -5,6 +5,7 @@ A norm may also overflow: then it says nothing, and each value must be looked at
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
@@ -37,16 +38,14 @@ def joined(alike: Sequence[Tensor]) -> Tensor:
 
 def of(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The norms of tensors of one dtype, those of small tensors of one shape in one: in all, not finite if one value is not."""
-    small: dict[torch.Size, list[Tensor]] = {}
-    found = []
-    for values in tensors:
-        if values.numel() > SMALL:
-            found.append(_norm(values))
-        elif (alike := small.get(shape := values.shape)) is None:
-            small[shape] = [values]
-        else:
-            alike.append(values)
-    return found + [_norm(joined(some)) for alike in small.values() for some in chunks(alike)]
+    by_shape: defaultdict[torch.Size, list[Tensor]] = defaultdict(list)
+    for values in tensors:  # of hundreds of small ones: each call counts
+        by_shape[values.shape].append(values)
+    found = list[Tensor]()
+    for shape, alike in by_shape.items():
+        are_small = shape.numel() <= SMALL
+        found += [_norm(joined(some)) for some in chunks(alike)] if are_small else map(_norm, alike)
+    return found
 
 
 def _norm(values: Tensor) -> Tensor:

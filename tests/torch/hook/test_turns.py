@@ -361,6 +361,20 @@ def test_a_training_with_one_loss(training: Callable[[], Training]) -> None:
     assert labels.count(LOSS_OF_SOME) <= 1
 
 
+def test_two_models_with_a_watch_each_and_a_loss_by_which_both_optimizers_step() -> None:
+    def training() -> Training:
+        yield (both := ActorCritic())
+        while True:
+            state = torch.randn(4, 4)
+            learn(both.surprise(state) + both.regret(state), both.of_actor, both.of_critic)
+            learn(both.surprise(state), both.of_critic)
+            yield
+
+    for notebook in run(training, lambda both: [both.actor, both.critic]):
+        labels = [label for _, label in told(notebook)]
+        assert {label for label in labels[LEARNT:] if label != "no loss"} == {"loss"}
+
+
 # --- helpers ----------------------------------------------------------------------------------------------------------
 
 

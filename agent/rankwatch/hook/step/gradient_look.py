@@ -48,7 +48,7 @@ def norms_of(
 
     They tell whether the gradients are finite, unless ``looks`` is False: then only what the training knows is read.
     """
-    numbers = set(map(id, gradients))
+    numbers = set(map(id, gradients)) if training.present else set()
     seen, sure = set[int](), set[int]()
     standing = []
     for one in training.present:
@@ -71,10 +71,11 @@ def norms_of(
     return Norms([*[one.copy for one in standing], *read, *again])
 
 
-def parameters_of(optimizer: Optimizer) -> list[Tensor]:
-    """Those with a gradient."""
+def graded(optimizer: Optimizer) -> tuple[list[Tensor], list[Tensor]]:
+    """The parameters with a gradient, and their gradients. (To ask torch for a gradient costs most of this.)"""
     groups = [group["params"] for group in optimizer.param_groups]
-    return [parameter for group in groups for parameter in group if parameter.grad is not None]
+    found = [(one, gradient) for group in groups for one in group if (gradient := one.grad) is not None]
+    return [one for one, _ in found], [gradient for _, gradient in found]
 
 
 def is_bad(gradient: Tensor) -> bool:

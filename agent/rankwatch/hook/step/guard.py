@@ -40,7 +40,7 @@ from .. import backward
 from ..batches import Batches
 from ..fails_open import FailsOpen
 from ..hooks import Hooks
-from .gradient_look import have_come, is_bad, is_of_anomaly, norms_of, parameters_of, says_of_a_loss
+from .gradient_look import graded, have_come, is_bad, is_of_anomaly, norms_of, says_of_a_loss
 from .gradient_origin import GradientOrigin
 from .known_norms import KnownNorms
 from .scaler import LossScales, Scale
@@ -239,8 +239,7 @@ class Guard:
         batch = self._batches.life.of_backward
         # On a device, async never waits: there the weights tell later.
         may_wait = self._settler.check is not Check.ASYNC or self._skipping.is_on
-        parameters = parameters_of(optimizer) if batch.is_streamed else []
-        gradients = [gradient for parameter in parameters if (gradient := parameter.grad) is not None]
+        parameters, gradients = graded(optimizer) if batch.is_streamed else ([], [])
         can_read = bool(gradients) and (may_wait or gradients[0].is_cpu)
         looks = self._guards and can_read and not self._is_scaled(optimizer)
         if self._is_new_step or self._norm.has(optimizer):
