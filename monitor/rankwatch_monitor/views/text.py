@@ -115,15 +115,17 @@ def _born(report: Report, verdict: Verdict) -> str:
 def _who(report: Report, verdict: Verdict) -> str:
     """The culprit in one row, below a title that says what and in which batch. Of a host's name the domain is left out, and
     the beginning where the name is long: a cluster's hosts differ at the end."""
-    row = report.ranks[verdict.tripped]
-    host = row.host if row.host[:1].isdecimal() else row.host.partition(".")[0]  # an address has no domain
+    of = report.ranks[verdict.tripped]
+    host = of.host if of.host[:1].isdecimal() else of.host.partition(".")[0]  # an address has no domain
 
     def told(host: str) -> str:
-        who = verdict.who(describe_rank(row.rank, report.world_size, host, row.local_rank, row.stage))
+        who = verdict.who(describe_rank(of.rank, report.world_size, host, of.local_rank, of.stage))
         return f"{who}, step {verdict.trip.optimizer_step}"
 
-    too_many = len(told(host)) - (screen.COLUMNS - FIELD_INDENT)
-    return told(host) if too_many <= 0 else told(f"...{host[too_many + len('...') :]}")
+    most = screen.COLUMNS - FIELD_INDENT
+    too_many = len(told(host)) - most
+    row = told(host) if too_many <= 0 else told(f"...{host[too_many + len('...') :]}")
+    return row if len(row) <= most else screen.clip(row, 1)  # of ranks that went bad at once, there may be many
 
 
 def _unusual(report: Report, fields: list[tuple[str, str]]) -> list[tuple[str, str]]:
