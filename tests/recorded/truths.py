@@ -17,7 +17,7 @@ ANY = -1
 ROTATION = 16
 """The default of ``fingerprints``: a parameter is compared once in so many optimizer steps."""
 
-OF_REPLICAS = ("initialisation", "unsynchronised", "subset", "one-rank", "load", "unknown")
+OF_REPLICAS = ("initialisation", "unsynchronised", "subset", "one-rank", "load", "buffer", "unknown")
 
 Alike = Mapping[int, Mapping[str, Sequence[int]]]
 """By optimizer step and parameter: a number for each rank. Ranks with the same number had the same values."""

@@ -198,7 +198,9 @@ class FingerprintTaker:
         signs = self._signs()  # before the traffic is read, which other threads change: then the plan is made anew
         if plan is None or not plan.still_holds(signs, ordinal.number % plan.slots):
             modules, traffic = self._modules.modules, self._collectives.traffic
-            plan = Plan(self._root, self._ddp(), self._every, modules, self._ties.names, traffic, signs)
+            plan = Plan(
+                self._root, self._ddp(), self._every, modules, self._ties.names, traffic, signs, is_first=before is None
+            )
             self._plan = plan
             self._watch_loads()
             self._watch_gathers(plan)

@@ -22,6 +22,7 @@ from ..measure.modules import NamedModule, class_name, named_modules
 from ..measure.shards import MISSING
 from ..shared.types.fingerprint import NO_GATHER, FingerprintRow, FingerprintTable, RankMesh
 from ..touch.torch_private import shard_of
+from .constants import constants_in
 from .data_parallel import held_by, replicas_in
 from .fsdp_units import Found, Gather, along, unit_parameters
 
@@ -70,6 +71,7 @@ def lay_out(
     *,
     is_piped: bool = False,
     is_shuffled: bool = False,
+    has_constants: bool = False,
 ) -> Laid:
     """How the parameters of ``root`` lie on the ``world`` ranks. It reads private state: what another torch has not is left out.
 
@@ -80,6 +82,7 @@ def lay_out(
         is_piped: ranks send each other tensors, so they may be stages of a pipeline. Parameters that nothing keeps equal are
             then a rank's own.
         is_shuffled: each rank sends each other one tensors, as to experts. So are then those of them that may be experts.
+        has_constants: buffers have rows, too. They are compared as the training begins.
     """
     is_distributed = dist.is_available() and dist.is_initialized() and dist.get_world_size() == world
     rank = dist.get_rank() if is_distributed else 0
@@ -87,16 +90,21 @@ def lay_out(
     found = list(_find(root, ddp if is_distributed else None, is_distributed, everywhere, is_shuffled))
     wider = _widened(_meshes(found), rank)
     found = [one if one.is_own else one._replace(mesh=wider.get(one.mesh, one.mesh)) for one in found]
+    inputs = _inputs(found, rank)
+    slots = max(1, min(slots, sum(one.mesh is not None for one in found)))
+    if has_constants and inputs is not None:
+        modules = named_modules(root)
+        experts = _experts(modules, is_shuffled)
+        found += constants_in([named for key, named in modules.items() if key not in experts], inputs)
     alone = RankMesh((rank,), (1,), (True,), source="own", is_declared=False)
     apart = [_laid(one, alone, 0, 0) for one in found if one.mesh is None]
     meshes = _meshes(found)
-    slots = max(1, min(slots, sum(one.mesh is not None for one in found)))
     parameters: list[LaidParameter] = []
     for number, mesh in enumerate(meshes):
         shared = [one for one in found if one.mesh == mesh]  # other ranks with these may have others beside them
         spread = _slots([one.numel * one.dtype.itemsize for one in shared], slots)
         parameters += [_laid(one, mesh, number, slot) for one, slot in zip(shared, spread, strict=True)]
-    table = FingerprintTable(tuple([one.row for one in parameters]), tuple(meshes), _inputs(found, rank))
+    table = FingerprintTable(tuple([one.row for one in parameters]), tuple(meshes), inputs)
     return Laid(table, tuple(parameters), tuple(apart))
 
 

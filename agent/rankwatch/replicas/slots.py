@@ -30,6 +30,7 @@ class Plan:
     Args:
         most_slots: the number of slots, if there are enough parameters.
         tied: the names of parameters that were one.
+        is_first: no forward of a batch has begun before.
     """
 
     def __init__(
@@ -41,9 +42,14 @@ class Plan:
         tied: Iterable[str],
         traffic: Traffic,
         signs: Signs,
+        *,
+        is_first: bool,
     ) -> None:
         world = world_size()
-        laid = lay_out(root, ddp, world, most_slots, is_piped=traffic.is_piped, is_shuffled=traffic.is_shuffled)
+        laid = lay_out(
+            root, ddp, world, most_slots,
+            is_piped=traffic.is_piped, is_shuffled=traffic.is_shuffled, has_constants=is_first,
+        )  # fmt: skip
         self.table = laid.table
         self.slots = 1 + max((row.slot for row in laid.table.rows), default=0)
         self.is_shared = world > 1

@@ -1,8 +1,8 @@
 """A rank of a training of the table: ``training.py TABLE NAME [FOLDER [bare]]``, such as ``training.py agreeing ddp``.
 
 What the rank sends of its replicas is written to FOLDER. Of a training of ``desynced``, the losses are written there as well, and
-the checksums of the parameters after each optimizer step, as they are when a forward begins: that is the truth that the report is
-compared with. ``bare``: without a call of ``watch``. BATCHES: how many, other than the table says.
+the checksums of the parameters and buffers after each optimizer step, as they are when a forward begins: that is the truth that
+the report is compared with. ``bare``: without a call of ``watch``. BATCHES: how many, other than the table says.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from trainings.table import TABLES
 
 
 class Oracle:
-    """What the parameters of this rank really were."""
+    """What the parameters and buffers of this rank really were."""
 
     def __init__(self, root: torch.nn.Module) -> None:
         self._root = root
@@ -41,11 +41,12 @@ class Oracle:
     def look(self) -> None:
         steps = max(self._steps.values(), default=0)  # of several optimizers, such as one inside of the other
         if steps not in self.seen:
-            self.seen[steps] = {name: checksum(parameter) for name, parameter in self._root.named_parameters()}
+            named = (*self._root.named_parameters(), *self._root.named_buffers())
+            self.seen[steps] = {name: checksum(values) for name, values in named}
 
 
-def checksum(parameter: Any) -> str:
-    values = getattr(parameter, "_local_tensor", parameter).detach().contiguous().view(-1).view(torch.uint8)
+def checksum(values: Any) -> str:
+    values = getattr(values, "_local_tensor", values).detach().contiguous().view(-1).view(torch.uint8)
     return hashlib.blake2b(values.numpy().tobytes(), digest_size=8).hexdigest()
 
 

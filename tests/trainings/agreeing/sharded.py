@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
+from torch.nn.parallel import DistributedDataParallel
 
 import rankwatch
 from notebook import learn, take_step
@@ -134,6 +135,60 @@ def fsdp2_from_the_meta_device() -> Training:
     for part in (model.first, model.second, model.head):
         part.reset_parameters()
     return taught(model)
+
+
+class Remembering(nn.Module):
+    """Its buffers differ between ranks by right, but for the angles."""
+
+    angles: Tensor
+    drawn: Tensor
+    rank: Tensor
+    part: Tensor
+    last: Tensor
+    mean: Tensor
+    scratch: Tensor
+    mask: Tensor | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        rank = dist.get_rank()
+        self.register_buffer("angles", torch.linspace(0.1, 1.0, 8), persistent=False)
+        self.register_buffer("drawn", torch.rand(8))
+        self.register_buffer("rank", torch.tensor(rank), persistent=False)
+        self.register_buffer("part", torch.zeros(8).copy_(torch.rand(8)), persistent=False)
+        self.register_buffer("last", torch.zeros(8), persistent=False)
+        self.register_buffer("mean", torch.zeros(8), persistent=False)
+        self.register_buffer("scratch", torch.rand(8), persistent=False)
+        self.register_buffer("mask", None, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = x.detach().mean(0)
+        self.mean.data.mul_(0.9).add_(self.last, alpha=0.1)
+        self.scratch.copy_(self.last)
+        self.mask = torch.full((len(x),), 1.0 + dist.get_rank())
+        return x + self.angles.sin() + 0.01 * (self.mean + self.scratch + self.part + self.drawn + self.rank)
+
+
+def remembering(wrapped: Callable[[Net], Any]) -> Training:
+    """Half way through, the model gets another part: all is laid out anew."""
+    net = alike()
+    net.norm = Remembering()
+
+    def after(number: int) -> None:
+        if number == 60:
+            net.second = nn.Sequential(net.second, nn.Identity())
+
+    return taught(wrapped(net), after=after)
+
+
+agreeing(compared=ANY).each(
+    fsdp2_with_buffers_of_its_own=lambda: remembering(fully),
+    fsdp1_with_buffers_of_its_own=lambda: remembering(flat),
+)
+agreeing(compared=8).each(
+    ddp_with_buffers_of_its_own=lambda: remembering(lambda net: DistributedDataParallel(net, broadcast_buffers=False)),
+    ddp_that_hands_buffers_on=lambda: remembering(DistributedDataParallel),
+)
 
 
 @agreeing(compared=ANY)

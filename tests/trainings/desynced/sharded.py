@@ -18,7 +18,7 @@ from trainings.case import Training
 from trainings.ranks import flat, fully, reduce_gradients
 from trainings.truths import desynced
 
-from .parts import WEIGHT, Block, Data, Tower, flip, following, net, on, sgd
+from .parts import WEIGHT, Block, Data, Tower, ddp, flip, following, net, on, sgd
 
 PAIRS = ((0, 2), (1, 3))
 """In a mesh of two replicas by two shards: the ranks with the same shard."""
@@ -263,3 +263,41 @@ def a_flipped_bit_under_two_dimensions() -> Training:
     root = fully(model, mesh["data"], model.blocks)
     flips = on(2, 40, lambda: flip(own(model, "blocks.1.norm.weight")))
     return following(root, Data(dist.get_rank() % 2), before=flips)
+
+
+# --- buffers ------------------------------------------------------------------------------------------------------------
+
+
+def with_angles(model: Tower) -> Tower:
+    """With tables that no checkpoint has: those of rank 1 are what was in memory."""
+    made = torch.linspace(0.1, 1.0, 8) if dist.get_rank() != 1 else torch.full((8,), 0.7)
+    for block in model.blocks:
+        block.register_buffer("angles", made.clone(), persistent=False)
+        block.register_forward_pre_hook(lambda block, given: (given[0] + block.angles.sin(),))
+    return model
+
+
+def never_written(*ranks: int) -> Truth:
+    return Truth(("buffer",), ranks, 1, ("blocks.",), 3, within=0, is_declared=False)
+
+
+@desynced(never_written(1), ranks=3, groups=((0, 1, 2),), batches=60)
+def fsdp2_with_tables_that_one_rank_never_wrote() -> Training:
+    model = with_angles(net())
+    return following(fully(model, init_device_mesh("cpu", (3,)), model.blocks))
+
+
+@desynced(never_written(0, 1), groups=((0, 1),), batches=60)
+def fsdp1_with_tables_that_one_rank_never_wrote() -> Training:
+    return following(flat(with_angles(net()), Block))
+
+
+@desynced(never_written(1), ranks=4, groups=((0, 1, 2, 3),), batches=60)
+def hybrid_shards_with_tables_that_one_rank_never_wrote() -> Training:
+    model = with_angles(net())
+    return following(fully(model, hybrid(), model.blocks))
+
+
+@desynced(never_written(1), ranks=3, batches=60)
+def ddp_that_hands_no_tables_on() -> Training:
+    return following(ddp(with_angles(net()), broadcast_buffers=False))

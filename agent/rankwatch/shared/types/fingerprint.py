@@ -25,6 +25,9 @@ ALL_ROWS = -1
 
 NO_GATHER = -1
 
+OF_BUFFERS = "buffer"
+"""The source of a mesh whose rows are buffers that must be equal on its ranks, as far as anybody knows."""
+
 MAX_MESHES = 4096
 """Of one fingerprint table."""
 

@@ -11,7 +11,7 @@ from rankwatch.shared.words.text import name_spans
 from ..core.report import Outcome, RankNotice, RankState, Report
 from ..ending.course import Course
 from ..ending.judgement import LEARNT, Doubt, Judgement, Signs, judge
-from ..replicas.desync import BY_PRODUCTS
+from ..replicas.desync import BY_PRODUCTS, DesyncPattern
 from ..replicas.desync_text import origins
 from ..trip.skipped import tell_all
 
@@ -55,7 +55,8 @@ def _known(report: Report) -> Iterator[Doubt]:
     for key, origin in origins(report.desync).items():
         if key >= 0 and origin[0].pattern not in BY_PRODUCTS:
             first = origin[0]
-            text = f"replicas differ since step {first.step}: {first.parameter} of {name_spans(first.ranks)}"
+            what = "buffers" if first.pattern is DesyncPattern.BUFFER else "replicas"
+            text = f"{what} differ since step {first.step}: {first.parameter} of {name_spans(first.ranks)}"
             yield Doubt("replicas-differ", first.step, text)
     if report.held_up[1]:
         yield Doubt("rank-waited-for", *report.held_up)

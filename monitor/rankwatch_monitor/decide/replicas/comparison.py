@@ -238,8 +238,9 @@ class ReplicaWatch:
         groups = [group for group in self._replicas.values() if group.times_equal]
         if not groups:
             return None
-        equal = parameters((family, family.equal_step != NEVER) for group in groups for family in group.families.values())
-        step = max(int(family.equal_step.max()) for group in groups for family in group.families.values())
+        families = [one for group in groups for one in group.families.values() if not one.is_of_buffers]
+        equal = parameters((family, family.equal_step != NEVER) for family in families)
+        step = max(int(family.equal_step.max()) for family in families)
         ranks = {rank for group in groups for rank in group.ranks} - self._never_seen()
         return Compared(step, len(equal), len(ranks), max(group.times_equal for group in groups), True)
 

@@ -24,6 +24,8 @@ class DesyncPattern(StrEnum):
     """They differ since weights were loaded."""
     GATHER = "gather"
     """What a rank gathered for the forward is not what the shards are: the network, or a collective."""
+    BUFFER = "buffer"
+    """A buffer that is in no checkpoint, and that nobody has written, is not the same on all ranks."""
     UNKNOWN = "unknown"
     SAME_INPUT = "same-input"
     """Two ranks are fed the same data."""
@@ -74,6 +76,11 @@ WORDS = {
         "suspect the network, or the collective",
         "test the links between the hosts of these ranks; if the replicas are equal, the weights are unharmed",
         Action.RESTART_ELSEWHERE,
+    ),
+    DesyncPattern.BUFFER: PatternWords(
+        "it is in no checkpoint, and nobody wrote it since it was made: perhaps it holds what was in memory",
+        "fill this buffer on each rank, after to_empty() and instead of torch.empty(); or is it meant to differ?",
+        Action.FIX_CODE,
     ),
     DesyncPattern.UNKNOWN: PatternWords(
         "the cause is not known",

@@ -23,6 +23,8 @@ import enum
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from rankwatch.shared.types.fingerprint import OF_BUFFERS
+
 from .desync import DesyncPattern
 from .votes import Split
 
@@ -91,6 +93,7 @@ class PatternRule(NamedTuple):
 
 # The first rule that holds decides.
 RULES = (
+    PatternRule(DesyncPattern.BUFFER, lambda one, extent: one.source == OF_BUFFERS),
     PatternRule(DesyncPattern.SAME_INPUT, lambda one, extent: one.of is Of.INPUTS),
     PatternRule(DesyncPattern.GATHER, lambda one, extent: one.of is Of.GATHERED),
     # Never equal. What comes apart after that follows from it.

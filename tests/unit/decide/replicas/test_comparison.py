@@ -11,7 +11,7 @@ import pytest
 import makers
 from desk import connected
 from rankwatch.shared.types import messages
-from rankwatch.shared.types.fingerprint import ALL_ROWS, Fingerprint, FingerprintTable, RankMesh
+from rankwatch.shared.types.fingerprint import ALL_ROWS, OF_BUFFERS, Fingerprint, FingerprintTable, RankMesh
 from rankwatch.shared.types.notice import NoticeKind
 from rankwatch_monitor.decide.core.effects import Alert, Trouble
 from rankwatch_monitor.decide.core.report import Outcome, Report
@@ -97,6 +97,25 @@ def test_one_flipped_bit_names_rank_parameter_and_step() -> None:
     assert (one.host, one.equal_at, one.replicas, one.is_declared) == ("node0", 18, 4, True)
     assert len(job.lines) == 1
     assert "rank 1 of 4 (node0): layers.2.weight differs from the other 3 since step 20, equal at step 18" in job.lines[0]
+
+
+def test_buffers_that_differ_are_told_and_are_no_parameters() -> None:
+    table = makers.fingerprint_table(6, 3, inputs=None)
+    (weights,) = table.meshes
+    buffers = replace(weights, source=OF_BUFFERS, is_declared=False)
+    rows = tuple(row._replace(mesh=int(number > 3), is_trainable=number < 4) for number, row in enumerate(table.rows))
+    job = Job(3, FingerprintTable(rows, (weights, buffers)))
+
+    def value(rank: int, row: int, ordinal: int) -> int:
+        return equal(rank, row, ordinal) if row < 4 else 7 + (rank == 1 and row == 5)
+
+    report = job.train(value, range(40))
+    assert told(report) == [("buffer", "layers.5.weight", (1,), 0)]
+    assert not report.desync[0].is_split
+    job.desk.end()
+    compared = job.report().compared
+    assert compared is not None
+    assert (compared.parameters, compared.equal) == (4, True)
 
 
 def test_the_first_update_may_come_late() -> None:

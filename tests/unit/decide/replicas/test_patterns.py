@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rankwatch.shared.types.fingerprint import OF_BUFFERS
 from rankwatch_monitor.decide.replicas.patterns import RULES, CameApart, Extent, Of, Since, pattern_of
 from rankwatch_monitor.decide.replicas.votes import Split
 
@@ -13,6 +14,7 @@ ONE = PAIR._replace(split=Split((1,), 3, True))
 INFERRED = PAIR._replace(is_declared=False)
 
 FINDINGS = [
+    (INFERRED._replace(source=OF_BUFFERS, since=Since.BEGINNING), FEW),
     (PAIR._replace(of=Of.INPUTS), FEW),
     (PAIR._replace(of=Of.GATHERED), FEW),
     (ONE, FEW._replace(most_never_equal=True)),

@@ -45,7 +45,10 @@ class Surroundings:
 
 def find(family: ReplicatedRows, around: Surroundings) -> tuple[list[int], bool]:
     """The rows that came apart and surely should not, and were not found before; whether the ranks train alone."""
-    fresh = [row for row, apart in family.apart.items() if apart.found is None and family.trainable[row]]
+    unfound = [row for row, apart in family.apart.items() if apart.found is None]
+    if family.is_of_buffers:
+        return unfound, False
+    fresh = [row for row in unfound if family.trainable[row]]
     if fresh and not around.communicates and not around.changed:
         age = around.step - around.first_step
         own = [row for row in fresh if family.unequal_first[row]]

@@ -95,7 +95,7 @@ class ReplicaGroup(Lockstep[Checksums]):
         if not compared:
             return
         self._take_flags(at, round_)
-        self.times_equal += any(bool(votes.equal.any()) for _, _, votes in compared)
+        self.times_equal += any(bool(votes.equal.any()) for family, _, votes in compared if not family.is_of_buffers)
         if has_moved:
             self._moved[round_.step] = None
             self._changes(round_.step)
@@ -113,7 +113,8 @@ class ReplicaGroup(Lockstep[Checksums]):
     @property
     def is_equal(self) -> bool:
         """Whether all parameters that must be equal were so when they were last compared."""
-        return not any(apart.found for family in self.families.values() for apart in family.apart.values())
+        families = [family for family in self.families.values() if not family.is_of_buffers]
+        return not any(apart.found for family in families for apart in family.apart.values())
 
     def keeps_equal(self, family: ReplicatedRows) -> bool:
         """Whether something keeps these equal at every step. Not where the training steps upon its own gradients at times."""

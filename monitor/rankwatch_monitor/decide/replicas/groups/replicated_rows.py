@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from rankwatch.shared.types.fingerprint import OF_BUFFERS
+
 from ..patterns import NEVER, CameApart, Since
 from ..table_layout import Kin, Section
 from ..votes import Lanes, RowVotes, Split, Variant, are_known, count, lanes_of, project
@@ -34,6 +36,7 @@ class ReplicatedRows:
         self.kin = kin
         self.source = source
         self.is_declared = is_declared
+        self.is_of_buffers = source == OF_BUFFERS
         self.numel = np.array([row.numel for row in kin.rows], np.int64)
         self.trainable = np.array([row.is_trainable for row in kin.rows], np.bool_)
         self.looked = np.zeros(rows, np.bool_)
@@ -110,6 +113,8 @@ class ReplicatedRows:
         """Which parameters were compared, of those that must be equal or have been, or of which it was told that they differ."""
         if self.is_declared:
             return self.looked
+        if self.is_of_buffers:
+            return np.zeros_like(self.looked)
         counted = self.looked & (self.rejoined | ~self.unequal_first)
         for row, apart in self.apart.items():
             counted[row] = apart.found is not None
