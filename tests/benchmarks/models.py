@@ -282,9 +282,9 @@ class Trainee:
         self._warm_ups = self.period + 2 if is_compiled else 3  # by then rarely compiled code is compiled too
         self._held = self._allocated() - before
 
-    def warm_up(self) -> None:
+    def warm_up(self, steps: int | None = None) -> None:
         before, made = self._allocated(), graphs_made()
-        for _ in range(self._warm_ups):
+        for _ in range(steps or self._warm_ups):
             self.step()
         self.graphs = graphs_made() - made
         self._held += self._allocated() - before

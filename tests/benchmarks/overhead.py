@@ -19,7 +19,7 @@ Eight tables:
            the loss; the fingerprint, of a 16th of the parameters (the mean over the steps), and of all of them at each step. A
            fingerprint is taken as by a rank among others, but not sent. Far below the noise of "steps", and not part of a
            comparison: nothing of it is done twice. "all hooks" is the time in all of them, readings included; "between" those
-           in a batch between two that are measured in full.
+           in a batch between two that are measured in full; "budget" the mean once K is known, of full batches and others.
   calls    The CPU time of the training thread that watching adds to a step, per call of a module: of small modules, where the
            model itself costs next to nothing. On one thread. As in "steps", a figure is the median at each step of the cycle,
            averaged over the cycle.
@@ -218,10 +218,17 @@ PARTS: dict[str, tuple[tuple[type, str], ...]] = {
 }
 
 
+MODES_OF_PARTS = (
+    ("default", False), ("default", True), (ALL_AT_ONCE, False), ("between", False), ("between", True), ("budget", False),
+)  # fmt: skip
+"""And whether the training clips its gradients."""
+
+
 def table_of_parts(setting: Setting, rounds: int) -> list[Line]:
     print(f"  {'parts':<22}{'ms':>9}{'share':>9}{'q1':>9}{'q3':>9}", flush=True)
     rows = []
-    for mode, clips in (("default", False), ("default", True), (ALL_AT_ONCE, False), ("between", False), ("between", True)):
+    full: Pairs = []
+    for mode, clips in MODES_OF_PARTS:
         with ExitStack() as stack:
             # Alone, or without a collector, a rank has nothing to compare.
             for module in (plan, fingerprints):
@@ -229,16 +236,17 @@ def table_of_parts(setting: Setting, rounds: int) -> list[Line]:
             stack.enter_context(patch.object(watcher, "replace", lambda config, **changes: config))
             spent = {name: stack.enter_context(timed(place)) for name, place in PARTS.items()}
             trainee = Trainee(setting, mode, clips=clips)
-            trainee.warm_up()
+            trainee.warm_up(SETTLED if mode == "budget" else None)
             for seconds in spent.values():
                 seconds[:] = [0.0]
             for _ in range(rounds):
                 trainee.time_step()
                 for seconds in spent.values():
                     seconds.append(0.0)
+        every = every_of(trainee)
         trainee.close()
         for name, seconds in spent.items():
-            if name != {ALL_AT_ONCE: FINGERPRINT, "between": WHOLE}.get(mode, name):
+            if name != {ALL_AT_ONCE: FINGERPRINT, "between": WHOLE, "budget": WHOLE}.get(mode, name):
                 continue
             shares = [part / step for part, step in zip(seconds, trainee.seconds, strict=False)]
             q1, share, q3 = statistics.quantiles(shares, n=4, method="inclusive")
@@ -251,7 +259,14 @@ def table_of_parts(setting: Setting, rounds: int) -> list[Line]:
                 title = name + (", all" if mode == ALL_AT_ONCE else ", clipped" * clips)
                 share, ms = over_cycle(shares, trainee.period), 1000 * over_cycle(seconds[:-1], trainee.period)
                 limit = 0.01 if mode == ALL_AT_ONCE else 0.002
-            text = verdict(share, limit)
+            if name == WHOLE and (mode, clips) == ("default", False):
+                full = list(zip(seconds, trainee.seconds, strict=False))
+            if mode == "budget":  # a full batch is one of many
+                title, limit, pairs = f"{name}, budget", 0.02, list(zip(seconds, trainee.seconds, strict=False))
+                full = full if every > 1 else []
+                share, _ = _by_share(pairs, full, every, lambda part, step: part / step)
+                ms, _ = _by_share(pairs, full, every, lambda part, step: 1000 * part)
+            text = f"K {every}, " * (mode == "budget") + verdict(share, limit)
             rows.append({**vars(setting), "part": title, "ms": ms, "share": share, "q1": q1, "q3": q3, "verdict": text})
             print(f"  {title:<22}{ms:9.3f}{share:9.5f}{q1:9.5f}{q3:9.5f}  {text}", flush=True)
     return rows
@@ -421,16 +436,12 @@ def table_of_budget(
     print(f"\n{title}, {rounds} rounds\n  {'budget':<14}{'ratio':>9}{'+-':>8}{'us a call':>11}{'K':>5}", flush=True)
     trainees = {mode: make(mode) for mode in MODES_OF_BUDGET}
     for mode, trainee in trainees.items():
-        if mode != "budget":
-            trainee.warm_up()
-        else:
-            for _ in range(SETTLED):
-                trainee.step()
+        trainee.warm_up(SETTLED if mode == "budget" else None)
     take_turns(list(trainees.values()), rounds)
     pairs = {mode: list(zip(one.seconds, trainees["bare"].seconds, strict=True)) for mode, one in trainees.items()}
     rows = list[Line]()
     for mode, trainee in trainees.items():
-        every = max(trainee.watch._detector.whereabouts.cost.every, 1) if mode == "budget" and trainee.watch else 1
+        every = every_of(trainee) if mode == "budget" else 1
         full = pairs["default"] if every > 1 else []
         ratio, error = _by_share(pairs[mode], full, every, lambda mine, its: mine / its)
         more, _ = _by_share(pairs[mode], full, every, lambda mine, its: 1e6 * (mine - its) / calls)
@@ -440,6 +451,11 @@ def table_of_budget(
         print(f"  {mode:<14}{ratio:9.4f}{error:8.4f}{more:11.2f}{every:5}  {text}", flush=True)
         trainee.close()
     return rows
+
+
+def every_of(trainee: Trainee | SmallTrainee) -> int:
+    """One of so many batches is measured in full."""
+    return max(trainee.watch._detector.whereabouts.cost.every, 1) if trainee.watch is not None else 1
 
 
 Pairs = Sequence[tuple[float, float]]

@@ -66,8 +66,8 @@ class SmallTrainee:
         self.watch = None if arguments is None else rankwatch.watch(self.model, **arguments_of(mode))
         self._call = self.model if way == EAGER else compiled(self.model, way)
 
-    def warm_up(self) -> None:
-        for _ in range(self.period + 2):
+    def warm_up(self, steps: int | None = None) -> None:
+        for _ in range(steps or self.period + 2):
             self.step()
 
     def time_step(self) -> None:
