@@ -238,7 +238,7 @@ class ReplicaWatch:
         groups = [group for group in self._replicas.values() if group.times_equal]
         if not groups:
             return None
-        families = [one for group in groups for one in group.families.values() if not one.is_of_buffers]
+        families = [family for group in groups for family in group.of_parameters]
         equal = parameters((family, family.equal_step != NEVER) for family in families)
         step = max(int(family.equal_step.max()) for family in families)
         ranks = {rank for group in groups for rank in group.ranks} - self._never_seen()

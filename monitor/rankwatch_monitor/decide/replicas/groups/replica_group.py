@@ -113,8 +113,12 @@ class ReplicaGroup(Lockstep[Checksums]):
     @property
     def is_equal(self) -> bool:
         """Whether all parameters that must be equal were so when they were last compared."""
-        families = [family for family in self.families.values() if not family.is_of_buffers]
-        return not any(apart.found for family in families for apart in family.apart.values())
+        return not any(apart.found for family in self.of_parameters for apart in family.apart.values())
+
+    @property
+    def of_parameters(self) -> list[ReplicatedRows]:
+        """The families but those of buffers, which are told when they differ and are no replicas."""
+        return [family for family in self.families.values() if not family.is_of_buffers]
 
     def keeps_equal(self, family: ReplicatedRows) -> bool:
         """Whether something keeps these equal at every step. Not where the training steps upon its own gradients at times."""
