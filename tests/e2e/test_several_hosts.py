@@ -113,5 +113,6 @@ def test_a_job_whose_collectives_cross_a_bad_network_only_takes_longer(hosts: Ho
     until(lambda: job.has_ended or len(site.recorded()) >= before + 4 * 4)
     job.tell("stop")
     assert job.wait() == [0, 0], job.log.read_text()
-    until(lambda: f"run train-0 finished: 4 ranks, {(job.folder / 'ended').read_text()} batches, no inf or nan" in site.out)
+    until(lambda: "rankwatch: run train-0 " in site.out)
+    assert f"run train-0 finished: 4 ranks, {(job.folder / 'ended').read_text()} batches, no inf or nan" in site.out
     assert "was lost" not in site.log

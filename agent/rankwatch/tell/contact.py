@@ -14,6 +14,7 @@ from ..errors import ConnectionFileError
 from ..shared.link import connection as connections
 from ..shared.link.connection import Connection
 from ..shared.link.own_time import OwnTime
+from ..shared.link.sockets import is_refused
 from ..shared.system.resources import lack
 from .fork import keep_from_children
 
@@ -27,6 +28,12 @@ SILENT_HEARTBEATS = 3
 
 UNANSWERED = 1.0
 """Seconds without an answer, after which a rank that is not connected reads its connection file again."""
+
+TAKEN_FOR_LOST = 30.0
+"""Seconds without a word from a rank whose end nobody saw, after which it is lost: what a collector's options are by default."""
+
+KNOCK = 1.0
+"""Seconds in which a host that is reached refuses a connection to a port where nobody listens."""
 
 RECONNECTING = 8
 """Descriptors of a further socket."""
@@ -86,7 +93,7 @@ class Contact:
         self._source = ConnectionSource(source, connection)
         self._own_time = OwnTime(time.monotonic())
         self._heard_at = self._own_time.read(time.monotonic(), 0.0)
-        self._silent_for = 0.0
+        self._silent_for, self._listened_at = 0.0, time.monotonic()
         self._was_silent = False
 
     def listen(self, now: float, heartbeat: float, *, heard: bool) -> None:
@@ -94,7 +101,7 @@ class Contact:
         own = self._own_time.read(now, heartbeat)
         if heard:
             self._heard_at = own
-        self._silent_for = own - self._heard_at
+        self._silent_for, self._listened_at = own - self._heard_at, now
 
     def is_lost(self, heartbeat: float) -> bool:
         """Whether the collector, which was there, is to be looked for again."""
@@ -103,6 +110,15 @@ class Contact:
         log.warning("%s: the collector at %s fell silent; trying to reach it again", self._who, self.connection.address)
         self._was_silent = True
         return True
+
+    def time_to_return(self, silence: float) -> float:
+        """Seconds that a rank waits at its end for a collector that was heard a moment ago, and not for ``silence`` seconds.
+
+        A network that loses packets stands still for seconds, and the collector waits for the rank as long. For any thread.
+        """
+        silent = self._silent_for + time.monotonic() - self._listened_at
+        left = TAKEN_FOR_LOST - silent
+        return left if silent >= silence and left > 0 and not is_refused(self.connection.address, KNOCK) else 0.0
 
     def find(self) -> None:
         """The collector has taken this rank."""

@@ -61,7 +61,7 @@ of the first, and this share of the time waited so far."""
 
 FAREWELL_TIMEOUT = 4.0
 """Seconds that ``close`` waits for the last messages to be acknowledged, even if the collector has just become unreachable:
-a rank whose BYE does not arrive counts as lost."""
+a rank whose BYE does not arrive counts as lost. A rank that ended well waits longer where the network fails, see ``Contact``."""
 
 STUCK_INTERVAL = 0.25
 """Seconds between looks at whether the training, which is to stop, is stuck in a collective."""
@@ -223,14 +223,14 @@ class Link:
         return self._aborted.wait(self._welcome.decision_window + self._rerun + VERDICT_MARGIN)
 
     def close(self, outcome: str, text: str = "", error: BaseException | None = None) -> None:
-        """Sends BYE, waits up to FAREWELL_TIMEOUT for its acknowledgement, and ends the thread. ``error`` ended the rank."""
+        """Sends BYE, waits for its acknowledgement for a while, and ends the thread. ``error``: what ended the rank."""
         if os.getpid() != self._pid or self._stop or self._stays:
             return
         self._exit_queue.close()
         outcome = "unused" if outcome in WELL and self.is_unused() else outcome
         self._say_bye(outcome, text, "" if error is None else place_of(error))
         if self.run and not self.refusal and self._thread.is_alive():
-            if self._spool.wait_until_empty(FAREWELL_TIMEOUT):
+            if self._is_farewell_heard(outcome):
                 self._last_stay.hear_nothing()
             if left := self._last_stay.left():
                 self._watch.on_stay(left)  # where the process is ending, it has a deadline
@@ -238,6 +238,11 @@ class Link:
                 STAYING.append(self._stay)
                 return
         self._end()
+
+    def _is_farewell_heard(self, outcome: str) -> bool:
+        if self._spool.wait_until_empty(FAREWELL_TIMEOUT):
+            return True
+        return outcome in WELL and self._spool.wait_until_empty(self._contact.time_to_return(FAREWELL_TIMEOUT))
 
     def _say_bye(self, outcome: str, text: str = "", at: str = "") -> None:
         if not self._has_said_bye:

@@ -17,12 +17,14 @@ import zmq
 import makers
 import ports
 import records
+from cables import Cable
 from collectors import PATIENCE, Running, until
 from links import Rank, link_to
 from rankwatch.errors import ProtocolError, UsageError
 from rankwatch.shared.link import sockets, wire
 from rankwatch.shared.types import messages
 from rankwatch.shared.types.tuning import Check, Tuning
+from rankwatch.tell import contact as contact_module
 from rankwatch.tell import link as link_module
 from rankwatch.tell.spool import MOST
 from rankwatch_monitor.decide.core.journal import Closed
@@ -208,6 +210,37 @@ def test_an_end_is_reported_although_the_collector_is_briefly_away(tmp_path: Pat
     until(lambda: second.reports)
     assert [row.state.value for row in second.reports[0].ranks] == ["finished"]
     second.stop()
+
+
+def test_a_rank_that_ends_while_the_network_stands_still_is_not_lost(
+    collector: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link_module, "FAREWELL_TIMEOUT", 0.1)
+    monkeypatch.setattr(contact_module, "TAKEN_FOR_LOST", PATIENCE)
+    cable, goes_on = Cable(int(collector.collector.connection.address.rpartition(":")[2])), threading.Event()
+    rank = Rank(replace(collector.collector.connection, address=cable.address))
+    assert rank.link.start()
+    cable.tamper = lambda data: data if goes_on.wait(PATIENCE) else b""
+    closing = threading.Thread(target=rank.link.close, args=("finished",))
+    closing.start()
+    until(lambda: not rank.link.is_online)
+    assert closing.is_alive()
+    goes_on.set()
+    closing.join(PATIENCE)
+    until(lambda: collector.reports)
+    assert [row.state.value for row in collector.reports[0].ranks] == ["finished"]
+    cable.close()
+
+
+def test_a_rank_that_ends_does_not_wait_where_nobody_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_module, "FAREWELL_TIMEOUT", 0.1)
+    monkeypatch.setattr(contact_module, "TAKEN_FOR_LOST", 1e6)
+    running = Running(tmp_path)
+    rank = Rank(running.collector.connection)
+    assert rank.link.start()
+    running.stop()
+    rank.link.close("finished")
+    assert not rank.link._thread.is_alive()
 
 
 def test_an_internal_error_holds_back_no_other_effect(

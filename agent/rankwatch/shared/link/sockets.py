@@ -59,6 +59,17 @@ def dealer(
     return socket
 
 
+def is_refused(address: str, timeout: float) -> bool:
+    """Whether nobody listens at ``address`` (``tcp://HOST:PORT``). False: somebody does, or the host was not reached in time."""
+    try:
+        stdlib_socket.create_connection(_split(address), timeout).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
 def receive(socket: zmq.Socket[bytes]) -> bytes:
     """The next message of a ``dealer``, without waiting.
 
