@@ -31,9 +31,6 @@ TIMED_FIRST = 6
 SAMPLES = 5
 """Full batches and others whose costs are taken, at least. The medians count: a busy host interrupts some."""
 
-REST = 1 / 4
-"""Of the budget, at least so much is for the full batches, also where those between take nearly all of it."""
-
 CLOSELY = 50
 """Batches after something odd that are all measured: what leads to an overflow mostly does so within some dozens."""
 
@@ -69,10 +66,14 @@ class Sample(NamedTuple):
 
 
 def fewest(full: float, between: float, bare: float, budget: float) -> int:
-    """The smallest K with which the mean of a full batch and K - 1 between is within ``budget`` of a ``bare`` batch."""
+    """The smallest K with which the mean of a full batch and K - 1 between is within ``budget`` of a ``bare`` batch.
+
+    ``MOST_EVERY`` where none of them is.
+    """
     allowed = budget * bare
-    for_full = max(allowed - between, REST * allowed)
-    return min(MOST_EVERY, max(1, math.ceil((full - between) / for_full))) if for_full > 0 else MOST_EVERY
+    if full <= allowed:
+        return 1
+    return min(MOST_EVERY, math.ceil((full - between) / (allowed - between))) if between < allowed else MOST_EVERY
 
 
 class FullBatches:

@@ -104,8 +104,9 @@ def test_an_every_that_is_given_meanwhile_wins() -> None:
         (0.02, 0.001, 1),  # all of it is within the budget
         (0.021, 0.001, 2),
         (0.10, 0.0, 5),
-        (0.10, 0.019, 17),  # a quarter of the budget is for the full batches
-        (0.6, 0.5, 20),  # no K would do
+        (0.0524, 0.0193, 48),  # GPT-2's shape on one thread
+        (0.02, 0.02, 1),
+        (0.6, 0.5, MOST_EVERY),  # no K would do
         (9.0, 0.001, MOST_EVERY),
     ],
 )
@@ -120,7 +121,7 @@ SECONDS = st.floats(1e-6, 10.0)
 def test_the_mean_is_within_the_budget_and_with_one_less_it_is_not(
     full: float, share: float, bare: float, budget: float
 ) -> None:
-    between = min(full, 0.75 * budget * bare) * min(share, 1.0)
+    between = full * min(share, 1.0)
     every = fewest(full, between, bare, budget)
 
     def mean(k: int) -> float:
