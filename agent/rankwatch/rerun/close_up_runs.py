@@ -228,7 +228,7 @@ class _Look:
         found, which = repeat(around, Limit(self._until), self._wanted) if around else (repeated, None)
         if not self._subject.was_given or (found.recurred and found.operator is not None and found.given is None):
             return found, which
-        return repeated._replace(operator=None, note="what was bad was there before this forward"), None
+        return repeated._replace(operator=None, note=found.note or "what was bad was there before this forward"), None
 
     def _has_time(self) -> bool:
         """Whether another forward fits in the time that is left. If not, the note says so."""

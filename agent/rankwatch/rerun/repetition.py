@@ -70,9 +70,10 @@ class Repeated(NamedTuple):
     """A repeated forward: whether its output was bad again, and where the bad numbers came from.
 
     ``recurred``: None if that is not known; ``note`` then says why. ``given`` is a bad tensor that was there before, and
-    ``operator`` then the first one that read it. ``modules`` are those in which the operator ran, the innermost first.
-    ``is_late``: it was stopped because of the time. ``grad``: it ran with gradients enabled. ``communicates``: it was stopped
-    before a collective. ``is_meant``: all that was bad is inf of one sign that the code itself has written.
+    ``operator`` then the first one that read it; ``note`` says if the module may have made it as it ran first. ``modules`` are
+    those in which the operator ran, the innermost first. ``is_late``: it was stopped because of the time. ``grad``: it ran with
+    gradients enabled. ``communicates``: it was stopped before a collective. ``is_meant``: all that was bad is inf of one sign
+    that the code itself has written.
     """
 
     operator: Operator | None = None
@@ -130,6 +131,8 @@ def _once(forward: Forward, mode: Repetition, *, grad: bool) -> tuple[Repeated, 
         return Repeated(note=ran.note), False
     differs = why_it_differs(forward, ran.changes)
     found = mode.origin_of(ran.values) or Repeated(recurred=None if differs else False, note=differs)
+    if found.given is not None and not mode.is_fed(found.given):
+        found = found._replace(note=differs)
     return found._replace(grad=grad), False
 
 
@@ -190,6 +193,10 @@ class Repetition(Careful):
         is_meant = self._are_meant(bad, origins)
         return Repeated(first.operator, first.given, recurred=True, modules=first.modules, is_meant=is_meant)
 
+    def is_fed(self, value: Tensor) -> bool:
+        """Whether the forward was given this tensor, or a view of it."""
+        return storage_of(value) in {storage_of(fed) for fed in tensors([self._forward.args, self._forward.kwargs])}
+
     def _are_meant(self, bad: list[Tensor], origins: list[_Origin]) -> bool:
         """Whether an inf was written by the code, or is a mask of -inf that it holds: no number has become so large."""
         if any(value.is_complex() or state_of_tensor(value) is not State.INF for value in bad):
@@ -199,12 +206,11 @@ class Repetition(Careful):
         is_positive = any(map(_has_positive_inf, bad))
         if is_positive and any(bool(torch.isneginf(values_of(value)).any()) for value in bad):
             return False
-        fed = {storage_of(value) for value in tensors([self._forward.args, self._forward.kwargs])}
         for origin in origins:
             operator, given = origin.operator, origin.given
             name = operator.title.rpartition(".")[2] if operator is not None else ""
             if given is not None:
-                if _has_positive_inf(given) or is_positive or storage_of(given) in fed or _is_weight(given):
+                if _has_positive_inf(given) or is_positive or self.is_fed(given) or _is_weight(given):
                     return False
             elif origin.rank is not _Rank.CONSTANT or not (name in WRITES or (not is_positive and name in _NEGATIVE)):
                 return False

@@ -193,6 +193,19 @@ def test_another_attribute_that_a_forward_changes_makes_it_unknown_whether_it_re
     assert classify(trip)[0] is not Cause.UNEXPLAINED
 
 
+def carries(self: Root, x: Tensor) -> Any:
+    self.carried = torch.add(x.detach(), self.carried, alpha=1e13)
+    return self.last(torch.add(x, self.carried))
+
+
+def test_a_state_that_the_model_keeps_is_not_said_to_have_been_bad_before() -> None:
+    model = Root(carries, last=nn.Linear(4, 4), carried=torch.ones(2, 4))
+    _, notes = watched(model)
+    trip, found = the_only(notes, list, map(model, [ONES] * 4))
+    assert trip.frame.spec.module == "last"
+    assert (found.operator, found.note) == (None, "it changes carried of its own, which may have been different before")
+
+
 # --- in which precision? -----------------------------------------------------------------------------------------------
 
 
