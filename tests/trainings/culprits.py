@@ -557,6 +557,19 @@ spoilt(**{**AFTER, "state": "inf"}, rank=1, also=[], says="no other rank's gradi
 )
 
 
+@spoilt(**{**AFTER, "state": "inf"}, also=[1], says="run again, this rank's own gradient was finite; both ranks have it")
+def gradients_that_a_factor_makes_inf() -> Training:
+    """After DDP has reduced them. What the ranks made alone is too small for a sum that is inf."""
+    model = DistributedDataParallel(alike())
+
+    def between(number: int) -> None:
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.grad *= 1.0 if number != BAD else float("inf")
+
+    return trained(model, squared(model, 4, 8), between=between)
+
+
 @spoilt(
     rank=1,
     batch=7,

@@ -24,7 +24,7 @@ from ...rerun.backward_rerun import OTHERWISE, OTHERWISE_COMPILED, why_gradients
 from ...rerun.careful import Careful, is_compiled
 from ...rerun.forward import RootEntry
 from ...rerun.limit import Limit
-from ...shared.types.frame import SUMMED, Kind, Phase, ReadingSpec, State
+from ...shared.types.frame import OWN, SUMMED, Kind, Phase, ReadingSpec, State
 from ...shared.types.trip import MAX_RERUN, OVERWRITTEN
 from ...touch.parts import buffers_in, modules_in, parameters_in
 from ...touch.torch_private import without_modes
@@ -66,7 +66,7 @@ class GradientOrigin:
             return
         sums: dict[int, Tensor] = {}
         for batch in list(kept) if not why else ():
-            if why := self._measure_again(batch, sums, is_one=len(kept) == 1):
+            if why := self._measure_again(batch, sums):
                 break
             self._batches.settle()
             if self._undecided.bad_step is not None:
@@ -94,7 +94,9 @@ class GradientOrigin:
         for named in reversed(self._hooks.modules):
             rows, gradients = _gradients(named)
             if rows:
-                self._add(last, named, rows, list(map(self._recorder.cell, gradients)), why, came_from, was_finite)
+                own, parts = _gradients(named, sums, OWN) if came_from else ((), [])
+                cells = list(map(self._recorder.cell, [*parts, *gradients]))
+                self._add(last, named, own + rows, cells, why, came_from, was_finite)
         self._batches.settle()
 
     def _add_of_loss(self, batch: BatchInProgress, label: str = "grad_output") -> bool:
@@ -124,10 +126,10 @@ class GradientOrigin:
                 self._add(batch, named, rows, list(map(self._recorder.cell, gradients)))
         self._batches.settle()
 
-    def _measure_again(self, batch: BatchInProgress, sums: dict[int, Tensor], *, is_one: bool) -> str:
+    def _measure_again(self, batch: BatchInProgress, sums: dict[int, Tensor]) -> str:
         """Runs a batch again, and adds the frames of its backward. Returns why that was not possible, or not the same.
 
-        ``sums``: of the gradients so far, by the ``id`` of their parameters. ``is_one``: there is no other batch to add.
+        ``sums``: of the gradients so far, by the ``id`` of their parameters.
         """
         run = batch.run
         if run is None:
@@ -158,7 +160,7 @@ class GradientOrigin:
             return f"not run again: {ran.note}"
         known = dict(zip(map(id, parameters_in(module)), ran.values, strict=True))
         for parameter, gradient in known.items():
-            if gradient is not None and not is_one:
+            if gradient is not None:
                 before = sums.get(parameter)
                 sums[parameter] = gradient if before is None else before.add_(gradient)
         for named in reversed(self._hooks.modules):

@@ -118,6 +118,9 @@ REDUCED = " (reduced)"
 SUMMED = " (summed)"
 """Label suffix: a gradient summed over the forwards of a step, each of which was finite, as in ``weight.grad (summed)``."""
 
+OWN = " (own)"
+"""Label suffix: a gradient as its rank alone made it, run again, beside the one that was bad, as in ``weight.grad (own)``."""
+
 OF_MODULE = " of "
 """Between the label of a loss and what it trains, where several losses take turns: ``loss of Generator``."""
 

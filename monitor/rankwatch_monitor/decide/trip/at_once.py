@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from rankwatch.shared.types.frame import DTYPE_MAX, OWN
 from rankwatch.shared.types.trip import Cause, Trip
 from rankwatch.shared.words.facts import is_given_bad, is_made_here
 from rankwatch.shared.words.text import name_spans
@@ -12,6 +13,10 @@ from rankwatch.shared.words.weight_changes import tell
 
 _SHARED = frozenset({Cause.WEIGHT, Cause.GRADIENT, Cause.REDUCTION})
 """The causes that come to all ranks alike: what was reduced over them, and the weights that were stepped by it."""
+
+
+_PLAIN_SUM = "all_reduce"
+"""The collective that sums gradients, unless a hook of the training's own does: what such a hook makes of them is not known."""
 
 
 def rank_order(rank: int, trip: Trip) -> tuple[int, int]:
@@ -42,13 +47,15 @@ def put_together(ranks: Sequence[int], trips: Mapping[int, Trip], world_size: in
     """The trip of the first of these ranks, which have one bad gradient, in the light of what the others said.
 
     A rank that ran its batches again, and was finite, supposes that it came from another rank. It did not if all ranks say so,
-    or if all others had finite gradients.
+    or if all others had finite gradients. Nor did the sum over the ranks make it, if their own gradients are too small for that.
     """
     first = trips[ranks[0]]
     if not (first.unfound and first.received):
         return first
     if len(ranks) == world_size and all(trips[rank].recurs is False for rank in ranks):
-        return replace(first, received="", collective=first.received)
+        is_small = all(0.0 < world_size * _largest_own(trips[rank]) <= DTYPE_MAX["float16"] for rank in ranks)
+        is_beside = is_small and first.received == _PLAIN_SUM
+        return replace(first, received="", collective="" if is_beside else first.received)
     return replace(first, received="") if len(ranks) == 1 and have_all_answered else first
 
 
@@ -92,6 +99,11 @@ def tell_apart(
     if cause is Cause.GRADIENT:
         return False, f"{have} at once: each of them made it, or it was reduced over them before it was measured"
     return False, f"{have}; which one made it is not known, though gradients were watched"
+
+
+def _largest_own(trip: Trip) -> float:
+    """The abs max of what a rank alone made of the gradients of the culprit's module; 0: it is not known."""
+    return max((one.abs_max for one in trip.frame.readings if one.label.endswith(OWN)), default=0.0)
 
 
 def _has_bad_shard(trip: Trip) -> bool:

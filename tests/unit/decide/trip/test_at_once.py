@@ -12,7 +12,7 @@ import makers
 from desk import Desk, connected
 from makers import INF, NAN, reading
 from rankwatch.shared.types import messages
-from rankwatch.shared.types.frame import Kind, Phase
+from rankwatch.shared.types.frame import OWN, Kind, Phase
 from rankwatch.shared.types.trip import MAX_RERUN, BadWeight, Cause, GrownWeight, Trip
 from rankwatch.shared.words.cause import advise
 from rankwatch_monitor.decide.trip.verdict import Certainty, Verdict
@@ -148,6 +148,32 @@ def test_what_no_rank_has_made_in_a_backward_was_made_after_it() -> None:
     assert "it came from another rank" in found.evidence
     assert found.evidence.endswith("both ranks have it; which one made it is not known")
     assert advise(found.cause, found.trip, None).startswith("look at the other ranks")
+
+
+@pytest.mark.parametrize(
+    ("own", "collective", "is_of_the_sum"),
+    [
+        ((0.02, 0.03), "all_reduce", False),
+        ((0.02, 4e4), "all_reduce", True),  # in float16, the sum of two may be inf
+        ((0.02, None), "all_reduce", True),  # of an agent that does not tell
+        ((0.02, 0.03), "quantised", True),
+    ],
+)
+def test_a_sum_of_small_parts_is_not_what_made_an_inf(
+    own: tuple[float | None, float | None], collective: str, is_of_the_sum: bool
+) -> None:
+    def trip(largest: float | None) -> Trip:
+        rows = [] if largest is None else [reading(f"weight.grad{OWN}", kind=Kind.GRADIENT)._replace(abs_max=largest)]
+        bad = makers.trip(*rows, reading("weight.grad", INF, kind=Kind.GRADIENT), at=(3, 0, 4), phase=Phase.BACKWARD)
+        why = "run again, this rank's own gradient was finite"
+        return replace(bad, guarded=True, unfound=why, received=collective, recurs=False)
+
+    found = verdict_of(*map(trip, own))
+    assert (found.rank, found.alike) == (0, (0, 1))
+    assert (found.cause is Cause.REDUCTION) == ("by the reduction" in found.evidence) == is_of_the_sum
+    assert found.evidence.endswith("both ranks have it")
+    beside = "look at what changes .grad between the backward and the optimizer step"
+    assert advise(found.cause, found.trip, None).startswith(beside) != is_of_the_sum
 
 
 def test_what_one_rank_alone_has_came_from_no_other() -> None:
