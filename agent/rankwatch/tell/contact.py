@@ -14,7 +14,7 @@ from ..errors import ConnectionFileError
 from ..shared.link import connection as connections
 from ..shared.link.connection import Connection
 from ..shared.link.own_time import OwnTime
-from ..shared.link.sockets import is_refused
+from ..shared.link.sockets import knock
 from ..shared.system.resources import lack
 from .fork import keep_from_children
 
@@ -118,7 +118,17 @@ class Contact:
         """
         silent = self._silent_for + time.monotonic() - self._listened_at
         left = TAKEN_FOR_LOST - silent
-        return left if silent >= silence and left > 0 and not is_refused(self.connection.address, KNOCK) else 0.0
+        return left if silent >= silence and left > 0 and not self._is_refused() else 0.0
+
+    def _is_refused(self) -> bool:
+        """Whether nobody listens where the collector was. False: somebody does, or the host was not reached."""
+        try:
+            knock(self.connection.address, KNOCK)
+        except ConnectionRefusedError:
+            return True
+        except OSError:
+            return False
+        return False
 
     def find(self) -> None:
         """The collector has taken this rank."""

@@ -8,11 +8,11 @@ import time
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from ...errors import ConnectionFileError, ProtocolError
+from ...errors import AddressError, ConnectionFileError, ProtocolError
 from ...shared.link import connection as connections
 from ...shared.link import wire
 from ...shared.link.connection import Connection
-from ...shared.link.sockets import dealer, receive
+from ...shared.link.sockets import dealer, knock, receive
 from ...shared.types import messages
 from ..result import CheckResult, fail, ok, skip
 
@@ -36,7 +36,7 @@ def collector(source: str, timeout: float) -> CheckResult:
 def _unreachable(connection: Connection, timeout: float) -> CheckResult | None:
     host, _, port = connection.address.removeprefix("tcp://").rpartition(":")
     try:
-        stdlib_socket.create_connection((host.strip("[]"), int(port)), timeout).close()
+        knock(connection.address, timeout)
     except stdlib_socket.gaierror:
         advice = f"give the collector an address that resolves here: rankwatch collector --listen tcp://ADDRESS:{port}"
         return fail(CHECK, f"{connection.address}: {host} does not resolve on this host", advice)
@@ -47,7 +47,7 @@ def _unreachable(connection: Connection, timeout: float) -> CheckResult | None:
     except TimeoutError:
         advice = f"a firewall? let port {port} of {host} through from this host"
         return fail(CHECK, f"{connection.address}: no answer from that host or port in {timeout:g} s", advice)
-    except (OSError, ValueError) as error:
+    except (OSError, AddressError) as error:
         return fail(CHECK, f"{connection.address}: {error}", "is it an address that this host has a route to?")
     return None
 

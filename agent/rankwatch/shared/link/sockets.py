@@ -59,15 +59,15 @@ def dealer(
     return socket
 
 
-def is_refused(address: str, timeout: float) -> bool:
-    """Whether nobody listens at ``address`` (``tcp://HOST:PORT``). False: somebody does, or the host was not reached in time."""
-    try:
-        stdlib_socket.create_connection(_split(address), timeout).close()
-    except ConnectionRefusedError:
-        return True
-    except OSError:
-        return False
-    return False
+def knock(address: str, timeout: float) -> None:
+    """Connects to ``tcp://HOST:PORT`` once, within ``timeout`` seconds for each of its addresses, and says nothing.
+
+    Raises:
+        OSError: as Python's sockets do: refused, no answer, no such name.
+        AddressError: the address is malformed.
+    """
+    host, port = _split(address)
+    stdlib_socket.create_connection((host.strip("[]"), port), timeout).close()
 
 
 def receive(socket: zmq.Socket[bytes]) -> bytes:
