@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ..shared.types.frame import Kind, State
 from ..shared.types.trip import Operator
-from ..touch.parts import buffers_in
+from ..touch.parts import buffers_in, parameters_in
 from .arguments import (
     Input,
     holds_mask,
@@ -131,7 +131,7 @@ def _once(forward: Forward, mode: Repetition, *, grad: bool) -> tuple[Repeated, 
         return Repeated(note=ran.note), False
     differs = why_it_differs(forward, ran.changes)
     found = mode.origin_of(ran.values) or Repeated(recurred=None if differs else False, note=differs)
-    if found.given is not None and not mode.is_fed(found.given):
+    if found.given is not None and not (mode.is_fed(found.given) or _is_of(forward.module, found.given)):
         found = found._replace(note=differs)
     return found._replace(grad=grad), False
 
@@ -327,6 +327,11 @@ class Repetition(Careful):
             caller.source if caller is not None else None,
             detail=detail_of(func, *self._given),
         )
+
+
+def _is_of(module: nn.Module, value: Tensor) -> bool:
+    """Whether a tensor is a parameter or a buffer of the module."""
+    return storage_of(value) in {storage_of(one) for one in (*parameters_in(module), *buffers_in(module))}
 
 
 def _is_weight(value: Tensor) -> bool:
