@@ -27,6 +27,8 @@ pytestmark = pytest.mark.e2e
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--nnodes", "1"]
 PATIENT = ("--check-timeout", "20")
 """More than healthy checks take on a machine with other work; a check that must fail takes all of it."""
+UNHURRIED = ("--check-timeout", "100")
+"""Where no check is to fail."""
 NODES = ["node0", "node1", "node2", "node3"]
 NUMBERS = re.compile(r"\d+(\.\d+)?")
 
@@ -130,7 +132,7 @@ def test_without_torch_the_rest_is_checked(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_rank_that_never_starts_is_named(clinic: Clinic, tmp_path: Path) -> None:
-    diagnosis = clinic.see(tmp_path, 4, [Patient(rank) for rank in (0, 1, 3)], "--timeout", "20")
+    diagnosis = clinic.see(tmp_path, 4, [Patient(rank) for rank in (0, 1, 3)], "--timeout", "20", *UNHURRIED)
     assert diagnosis.codes == [1, 1, 1]
     assert diagnosis.json["missing"] == [2]
     (found,) = diagnosis.of("rendezvous", "fail")
@@ -180,7 +182,7 @@ def test_differences_between_ranks_are_named(clinic: Clinic, tmp_path: Path) -> 
     patients = [Patient(rank, {"NCCL_ALGO": "Tree" if rank == 2 else "Ring"}, clock=7.0 * (rank == 1)) for rank in range(3)]
     for patient in patients:
         patient.env = {**patient.env, "GROUP_RANK": str(patient.rank)}
-    diagnosis = clinic.see(tmp_path, 3, patients)
+    diagnosis = clinic.see(tmp_path, 3, patients, *UNHURRIED)
     assert diagnosis.codes == [0, 0, 0]
     environment, *_ = diagnosis.of("environment", "warn")
     assert environment["found"] == "NCCL_ALGO: Tree on rank 2; Ring on ranks 0-1"
@@ -279,7 +281,7 @@ def node(number: int) -> str:
 
 @pytest.mark.slow
 def test_four_healthy_nodes(clinic: Clinic, network: Hosts, tmp_path: Path) -> None:
-    diagnosis = see_nodes(clinic, network, tmp_path)
+    diagnosis = see_nodes(clinic, network, tmp_path, *UNHURRIED)
     assert diagnosis.codes == [0] * 4, diagnosis.out
     assert len(diagnosis.json["pairs"]) == 6
     assert diagnosis.json["to_blame"] == {"units": [], "pairs": [], "unclear_pairs": []}
@@ -294,7 +296,7 @@ def test_two_nodes_that_cannot_reach_each_other(
     """A firewall between just these two; the master's port is open."""
     ends = {network.address[f"node{number}"] for number in cut}
     network.blocked = lambda packet: {packet.source, packet.target} == ends and PORT not in packet[2:]
-    diagnosis = see_nodes(clinic, network, tmp_path)  # the default limit: healthy pairs must pass
+    diagnosis = see_nodes(clinic, network, tmp_path, *PATIENT)
     assert diagnosis.codes == [1] * 4
     assert diagnosis.json["to_blame"] == {"units": [], "pairs": [[node(number) for number in cut]], "unclear_pairs": []}
     (found,) = diagnosis.of("pairs", "fail")

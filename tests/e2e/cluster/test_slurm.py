@@ -210,6 +210,7 @@ def test_a_suspected_node_is_left_out_of_the_requeued_job(slurm: Slurm, tmp_path
     until(lambda: "ExcNodeList=node1" in slurm.run("scontrol", "--oneliner", "show", "job", job.id))
     advice = job.report()["advice"]
     assert (advice["action"], advice["hosts"]) == ("restart-elsewhere", ["node1"])
+    until(lambda: slurm.state(job.id) != "COMPLETING")
     assert slurm.state(job.id) == "PENDING"  # of two nodes, one is not enough
     slurm.run("scancel", job.id)
     slurm.until_idle()
