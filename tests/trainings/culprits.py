@@ -408,6 +408,20 @@ def a_rank_that_left_first() -> Training:
 
 
 @spoilt(
+    rank=None,
+    batch=41,
+    cause="divergence",
+    began={"rank": 1, "batch": 40, "module": "", "label": "loss", "alone": True},
+    began_leads=True,
+    batches=60,
+)
+def a_loss_of_one_rank_that_throws_all_weights_away() -> Training:
+    """The gradient is finite, and all ranks take the step."""
+    model = DistributedDataParallel(normed())
+    return trained(model, lambda number: squared(model, 4, 8)(number) * (1e37 if number == 40 and is_culprit() else 1))
+
+
+@spoilt(
     rank=1,
     batch=41,
     state="inf",

@@ -61,8 +61,14 @@ def remedy(report: Report, verdict: Verdict) -> str:
 
 
 def _began_elsewhere(report: Report, verdict: Verdict) -> bool:
-    is_said = verdict.cause not in (Cause.DATA, Cause.DIVERGENCE)
-    return is_said and leads(report.origin, verdict.rank, verdict.trip)
+    if verdict.cause is Cause.DATA or (verdict.cause is Cause.DIVERGENCE and not _began_on_one_rank(report)):
+        return False
+    return leads(report.origin, verdict.rank, verdict.trip)
+
+
+def _began_on_one_rank(report: Report) -> bool:
+    began = report.origin.began if report.origin is not None else None
+    return began is not None and began.rank is not None and began.alone is True
 
 
 def _began_with_an_input(report: Report, verdict: Verdict) -> bool:

@@ -159,7 +159,7 @@ def _path(
 
     Two batches hang together if they are near each other and one reading jumped in both: another one's noise leads nowhere. A
     batch in which a module inside of the root jumped is near the next one of which more than the root was measured.
-    Or if in the later one only weights jumped: the optimizer wrote them from what was computed before.
+    Or if in the later one a weight jumped first: the optimizer wrote it from what was computed before.
     """
     path: list[tuple[int, int]] = []
     last = trip
@@ -168,7 +168,7 @@ def _path(
         found = of_batches[step, batch]
         is_apart = {jump.name for jump in found}.isdisjoint(jump.name for jump in follows)
         is_near = last[1] - batch <= LINK or last[0] - step <= 1 or _is_last_look(found, batch, last[1], full)
-        if not is_near or (is_apart and not _are_weights(follows)):
+        if not is_near or (is_apart and not _begin_with_weight(follows)):
             break
         path.insert(0, (step, batch))
         last, follows = (step, batch), found
@@ -182,14 +182,15 @@ def _is_last_look(found: Iterable[Jump], batch: int, last: int, full: Sequence[i
     return is_last and any(jump.name.module for jump in found)
 
 
-def _are_weights(jumps: Iterable[Jump]) -> bool:
-    return all(jump.is_weight for jump in jumps)
+def _begin_with_weight(jumps: Iterable[Jump]) -> bool:
+    first = min(jumps, key=lambda jump: (jump.stage, jump.frame, not jump.is_weight), default=None)
+    return first is None or first.is_weight
 
 
 def _leads_on(jump: Jump, same: Sequence[Jump], following: Sequence[Jump]) -> bool:
     """Whether what was computed from the reading jumped as well, or the reading itself stayed away."""
     return (
-        _are_weights(following)
+        _begin_with_weight(following)
         or any(other.rank == jump.rank and other.frame > jump.frame for other in same)
         or any(other.rank == jump.rank and other.name == jump.name for other in following)
     )

@@ -19,7 +19,7 @@ from rankwatch.shared.types.trip import BadWeight, Cause, Change, Trip, UpdateFa
 from rankwatch.shared.words.cause import ADVICE, action_of, classify
 from rankwatch_monitor.decide.core.report import End, Outcome, RankState, Report, Stall
 from rankwatch_monitor.decide.ending.exit_text import describe_exit
-from rankwatch_monitor.decide.next.next_action import ENDS, Advice, next_action, variables
+from rankwatch_monitor.decide.next.next_action import ENDS, Advice, next_action, remedy, variables
 from rankwatch_monitor.decide.replicas.desync import Desync, DesyncPattern
 from rankwatch_monitor.decide.trip.began import Began, TripOrigin
 
@@ -94,6 +94,17 @@ def test_each_cause_has_its_row() -> None:
 
 
 JUMPED = TripOrigin(Began(1, 0, "", "Net", "input[0]", 950.0, True), 8, 4)
+
+
+@pytest.mark.parametrize(
+    ("rank", "alone", "says"),
+    [(1, True, "look at what made the loss in batch 80 of rank 1: it is x950"), (1, False, "lower"), (None, True, "lower")],
+)
+def test_a_divergence_that_began_on_one_rank_alone_is_that_ranks(rank: int | None, alone: bool, says: str) -> None:
+    of = judged(Cause.DIVERGENCE)
+    assert of.verdict is not None
+    began = Began(rank, 80, "", "Net", "loss", 950.0, alone)
+    assert remedy(replace(of, origin=TripOrigin(began, 64, 4)), of.verdict).startswith(says)
 
 
 @pytest.mark.parametrize(

@@ -65,12 +65,13 @@ def test_noise_of_another_reading_in_the_batch_before_is_not_the_origin() -> Non
     assert place(began(*noise, jump(83, 2))) == (0, 83, "layer")
 
 
-def test_weights_alone_follow_from_what_was_computed_in_the_batch_before() -> None:
+def test_weights_that_jump_first_follow_from_what_was_computed_in_the_batch_before() -> None:
     """They are measured every few batches only, so that they need not jump where their gradients do."""
     bias = [jump(83, 4, rank, "head")._replace(is_weight=True) for rank in (0, 1)]
     loss = [jump(batch, 6, 1, "") for batch in (80, 81, 82)]
     assert place(began(*loss, *bias)) == (1, 80, "")
-    assert place(began(*loss, *bias, jump(83, 5))) == (0, 83, "head")
+    assert place(began(*loss, *bias, jump(83, 4), jump(83, 5))) == (1, 80, "")  # what was computed with them
+    assert place(began(*loss, *bias, jump(83, 3))) == (0, 83, "layer")
     assert place(began(*bias)) == (0, 83, "head")
 
 
