@@ -46,17 +46,19 @@ LABELS = (
 
 
 def state(report: Report) -> list[tuple[str, str]]:
-    """How far a run came, in a line."""
+    """How far a run came, and from where it can go on: in a line, of which a screen may show the beginning alone."""
     course = report.course
     if course is None:
         return []
     far = [f"{report.batches} batch{'es' if report.batches != 1 else ''}"]
     if course.steps and abs(report.batches - course.steps) > 1:  # else there is one a batch
         far.append(f"{course.steps} step{'s' if course.steps != 1 else ''}")
+    loss = ""
     if course.first_loss is not None and course.last_loss is not None:
-        far.append(f"loss {course.first_loss.loss:.3g} -> {course.last_loss.loss:.3g}")
+        loss = f"loss {course.first_loss.loss:.3g} -> {course.last_loss.loss:.3g}"
     saved = f"; last saved {last.rpartition('/')[2]}" if (last := _told(report).get("saved", "")) else ""
-    return [("state", f"{', '.join(far)}; {_clock(course.seconds)}{_since(course)}{saved}")]
+    come = ("; " if saved else ", ").join(filter(None, (f"{', '.join(far)}{saved}", loss)))
+    return [("state", f"{come}; {_clock(course.seconds)}{_since(course)}")]
 
 
 def beside_loss(report: Report) -> list[tuple[str, str]]:
