@@ -78,7 +78,6 @@ VERDICT_MARGIN = 1.0
 UNWELCOME = messages.Welcome(run="", heartbeat=1.0, decision_window=0.0, seq=0)
 """Before the first WELCOME."""
 
-
 WELL = ("finished", "ended")
 """Outcomes without an error."""
 
@@ -230,7 +229,10 @@ class Link:
         outcome = "unused" if outcome in WELL and self.is_unused() else outcome
         self._say_bye(outcome, text, "" if error is None else place_of(error))
         if self.run and not self.refusal and self._thread.is_alive():
-            if self._is_farewell_heard(outcome):
+            is_heard = self._spool.wait_until_empty(FAREWELL_TIMEOUT)
+            if not is_heard and outcome in WELL:
+                is_heard = self._spool.wait_until_empty(self._contact.time_to_return(FAREWELL_TIMEOUT))
+            if is_heard:
                 self._last_stay.hear_nothing()
             if left := self._last_stay.left():
                 self._watch.on_stay(left)  # where the process is ending, it has a deadline
@@ -238,11 +240,6 @@ class Link:
                 STAYING.append(self._stay)
                 return
         self._end()
-
-    def _is_farewell_heard(self, outcome: str) -> bool:
-        if self._spool.wait_until_empty(FAREWELL_TIMEOUT):
-            return True
-        return outcome in WELL and self._spool.wait_until_empty(self._contact.time_to_return(FAREWELL_TIMEOUT))
 
     def _say_bye(self, outcome: str, text: str = "", at: str = "") -> None:
         if not self._has_said_bye:

@@ -27,7 +27,7 @@ from ..core.report import End, RankRow, RankState, Report
 from ..ending.absent import BY_A_LIBRARY, absent_for, describe_absent, first_failed, is_unequal
 from ..ending.exit_text import is_by_software
 from ..replicas.desync import WORDS, DesyncPattern
-from ..trip.began import advise_began, leads
+from ..trip.began import Began, advise_began, leads
 from ..trip.verdict import Verdict
 from .suspects import Suspect, SuspectKind, suspects_of
 
@@ -60,6 +60,10 @@ def remedy(report: Report, verdict: Verdict) -> str:
     return f"{advise_began(report.origin)}; else {usual}" if _began_elsewhere(report, verdict) else usual
 
 
+def _began(report: Report) -> Began | None:
+    return report.origin.began if report.origin is not None else None
+
+
 def _began_elsewhere(report: Report, verdict: Verdict) -> bool:
     if verdict.cause is Cause.DATA or (verdict.cause is Cause.DIVERGENCE and not _began_on_one_rank(report)):
         return False
@@ -67,12 +71,12 @@ def _began_elsewhere(report: Report, verdict: Verdict) -> bool:
 
 
 def _began_on_one_rank(report: Report) -> bool:
-    began = report.origin.began if report.origin is not None else None
+    began = _began(report)
     return began is not None and began.rank is not None and began.alone is True
 
 
 def _began_with_an_input(report: Report, verdict: Verdict) -> bool:
-    began = report.origin.began if report.origin is not None else None
+    began = _began(report)
     is_input = began is not None and not began.module and began.label.startswith("input")
     return is_input and _began_elsewhere(report, verdict)
 
