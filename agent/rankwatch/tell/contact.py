@@ -111,14 +111,14 @@ class Contact:
         self._was_silent = True
         return True
 
-    def time_to_return(self, silence: float) -> float:
-        """Seconds that a rank waits at its end for a collector that was heard a moment ago, and not for ``silence`` seconds.
+    def time_to_return(self, heartbeat: float) -> float:
+        """Seconds that a rank waits at its end for a collector that has left its last heartbeat without an answer.
 
         A network that loses packets stands still for seconds, and the collector waits for the rank as long. For any thread.
         """
         silent = self._silent_for + time.monotonic() - self._listened_at
         left = TAKEN_FOR_LOST - silent
-        return left if silent >= silence and left > 0 and not self._is_refused() else 0.0
+        return left if silent >= heartbeat and left > 0 and not self._is_refused() else 0.0
 
     def _is_refused(self) -> bool:
         """Whether nobody listens where the collector was. False: somebody does, or the host was not reached."""

@@ -231,7 +231,7 @@ class Link:
         if self.run and not self.refusal and self._thread.is_alive():
             is_heard = self._spool.wait_until_empty(FAREWELL_TIMEOUT)
             if not is_heard and outcome in WELL:
-                is_heard = self._spool.wait_until_empty(self._contact.time_to_return(FAREWELL_TIMEOUT))
+                is_heard = self._spool.wait_until_empty(self._contact.time_to_return(self._welcome.heartbeat))
             if is_heard:
                 self._last_stay.hear_nothing()
             if left := self._last_stay.left():

@@ -221,9 +221,10 @@ def test_a_rank_that_ends_while_the_network_stands_still_is_not_lost(
     rank = Rank(replace(collector.collector.connection, address=cable.address))
     assert rank.link.start()
     cable.tamper = lambda data: data if goes_on.wait(PATIENCE) else b""
+    until(lambda: not rank.link.is_online)
     closing = threading.Thread(target=rank.link.close, args=("finished",))
     closing.start()
-    until(lambda: not rank.link.is_online)
+    until(lambda: cable.connections > 2)  # the rank's, its new one, and its look at whether anybody listens still
     assert closing.is_alive()
     goes_on.set()
     closing.join(PATIENCE)
