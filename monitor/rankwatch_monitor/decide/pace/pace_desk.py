@@ -26,6 +26,9 @@ LEAD = 4
 CLOSELY = 50
 """Batches that are all measured after something odd; see the agent's ``full_batches``."""
 
+AT_FIRST = "every batch at first, then every second"
+"""What ranks measure in full until they obey: see the agent's ``full_batches``."""
+
 MOST_TOLD = 3
 """Spans of batches that a line names: the last ones."""
 
@@ -54,12 +57,15 @@ class PaceDesk(Desk):
 
     @property
     def text(self) -> str:
-        """For people. Empty: there is no budget."""
+        """For people, up to the batch that the ranks have come to. Empty: there is no budget."""
         if self.paced is None:
             return ""
         every, first, why = self.paced.every, self.paced.first, self.paced.why
-        text = f"every {_ordinal(every)}batch since {first}" if every > 1 else f"every batch{f': {why}' if why else ''}"
-        spans = [f"all of {one.first}-{one.last}: {one.why}" for one in self.looked[-MOST_TOLD:]]
+        last = max((rank.furthest_batch for rank in self.books.ranks.values()), default=0)
+        text = f"every batch{f': {why}' if why else ''}"
+        if every > 1:
+            text = f"every {_ordinal(every)}batch since {first}" if first <= last else AT_FIRST
+        spans = [f"all of {one.first}-{min(one.last, last)}: {one.why}" for one in self.looked[-MOST_TOLD:]]
         more = len(self.looked) - len(spans)
         return "; ".join([text, *([f"{more} earlier spans"] if more else []), *spans])
 

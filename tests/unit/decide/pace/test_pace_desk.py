@@ -12,7 +12,7 @@ from rankwatch.shared.types.notice import Notice, NoticeKind
 from rankwatch.shared.types.spent import Cost, Spent
 from rankwatch.shared.types.tuning import Tuning
 from rankwatch_monitor.decide.core.ledger import Received
-from rankwatch_monitor.decide.pace.pace_desk import CLOSELY, WAIT, _ordinal
+from rankwatch_monitor.decide.pace.pace_desk import AT_FIRST, CLOSELY, WAIT, _ordinal
 
 SIX, EIGHT = Cost(6, 0.07, 0.01, 1.0), Cost(8, 0.09, 0.01, 1.0)
 ALL = Cost(1, why="its forward communicates")
@@ -45,6 +45,8 @@ def test_the_largest_k_of_all_ranks_holds_from_a_batch_that_none_has_come_to() -
     desk.wait(1.0)
     expected = Tuning(pace=8, pace_from=33 + 2 + 4)
     assert [told(desk, rank) for rank in range(3)] == [[expected]] * 3
+    assert measured(desk) == AT_FIRST
+    desk.receive(1, beat(39, EIGHT))
     assert measured(desk) == "every 8th batch since 39"
     desk.take()
     desk.receive(1, makers.hello(1, 3))  # it reconnects
@@ -81,7 +83,7 @@ def test_something_odd_on_one_rank_has_all_look_closely_for_a_while() -> None:
     desk.wait(1.0)
     last = 130 + 2 + 4 + CLOSELY
     assert told(desk, 0) == told(desk, 1) == [Tuning(pace=8, pace_from=37, closely_until=last)]
-    assert measured(desk) == f"every 8th batch since 37; all of 130-{last}: the loss left its range on rank 1"
+    assert measured(desk) == "every 8th batch since 37; all of 130-130: the loss left its range on rank 1"
     desk.take()
     desk.receive(1, jump(140))  # the same again is no news
     desk.wait(1.0)
@@ -89,6 +91,7 @@ def test_something_odd_on_one_rank_has_all_look_closely_for_a_while() -> None:
     desk.receive([0, 1], beat(150, EIGHT))
     desk.receive(0, jump(150, "input[0]"))  # another one: one span
     desk.wait(1.0)
+    desk.receive(0, beat(150 + CLOSELY + 100, EIGHT))
     assert measured(desk) == f"every 8th batch since 37; all of 130-{156 + CLOSELY}: the loss left its range on rank 1"
 
 
@@ -98,6 +101,7 @@ def test_what_is_odd_before_anything_was_proposed_is_looked_at_anyway() -> None:
     desk.wait(1.0)
     desk.receive([0, 1], beat(31, EIGHT))
     desk.wait(1.0)
+    desk.receive([0, 1], beat(40, EIGHT))
     assert measured(desk) == "every 8th batch since 37"
 
 
