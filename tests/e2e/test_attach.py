@@ -127,6 +127,28 @@ def test_a_model_that_is_only_called_while_another_one_trains_has_no_report(tmp_
     assert "run frozen-0: dropped: no backward ever reached this model" in job.stderr
 
 
+SHAPED = """
+import torch
+from torch import nn
+features = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+model = nn.Sequential(features, nn.Linear(features(torch.ones(1, 4)).shape[1], 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for batch in range(5):
+    model(torch.ones(2, 4)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.slow
+def test_a_layer_that_was_called_for_its_shape_alone_has_no_report(tmp_path: Path) -> None:
+    (tmp_path / "shaped.py").write_text(SHAPED)
+    job = run_job(tmp_path, [sys.executable, str(tmp_path / "shaped.py")])
+    assert job.code == 0, job.stderr
+    assert job.stderr.count(" finished: ") + job.stderr.count(" finished, ") == 1
+    assert "run shaped-0: dropped: no backward ever reached this model" in job.stderr
+    assert (job.report["outcome"], job.report["ranks"][0]["last_batch"]) == ("finished", 4)
+
+
 PROBED = """
 import torch
 from torch import nn

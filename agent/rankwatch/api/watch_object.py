@@ -175,6 +175,10 @@ class Watch:
         """Removes the hooks from the model, and ends the connection to the collector. A second call does nothing."""
         self._finish("aborted" if self._order.reason else "finished", self._detector.fault)
 
+    def give_way(self) -> None:
+        """Closes as the watch of the model that contains this one takes its place. If it was never trained, its run is dropped."""
+        self._finish("finished" if self.has_trained else "unused")
+
     def end(self) -> None:
         """Closes when the process ends. Whether it failed is unknown: sys.exit(1) looks like a normal end from here."""
         self._finish("aborted" if self._order.reason else "ended", self._detector.fault)

@@ -185,7 +185,7 @@ class Finder:
             if calling_stage(module) is None:
                 whole = _whole(root)
                 module, root = (module, root) if whole is root else (whole, whole)
-            if is_left(root):
+            if is_left(root) or self._is_made_now(root):
                 return
             self._close_parts(root)
             self._watch(module)
@@ -199,10 +199,16 @@ class Finder:
             self._outside[module] = OUTSIDE.watch(module, _name_in_script(root))
 
     def _close_parts(self, root: nn.Module) -> None:
-        """Closes the watches of the root's parts: a model may call its layers while it is made, to learn their shapes."""
+        """Closes the watches of the root's parts: a script may call a layer to learn its shape before it makes the model."""
         for part in (one for one in open_watches() if _is_part(one.root, root)):
-            part.close()
+            part.give_way()
             self._first.clear()
+
+    def _is_made_now(self, root: nn.Module) -> bool:
+        """Whether a module calls one of its layers while it is made: to learn its shape, or to normalise its weights."""
+        makers = (frame for frame in outwards(sys._getframe(1)) if frame.f_code.co_name == "__init__")
+        is_made = any(issubclass(type(frame.f_locals.get("self")), nn.Module) for frame in makers)
+        return is_made and not _has_parameter_of(root, *self._optimizers)
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """The first step of an optimizer that no watched model knows: another training may have begun.

@@ -245,6 +245,25 @@ def test_a_model_takes_over_from_the_layers_it_called_as_it_was_made() -> None:
     assert nn.Module.__call__ is CALL
 
 
+@pytest.mark.parametrize("normalised", [nn.utils.parametrizations.spectral_norm, nn.utils.parametrizations.orthogonal])
+def test_a_layer_that_is_called_as_its_model_is_made_is_not_watched(normalised: Any) -> None:
+    class Shaped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = normalised(nn.Linear(2, 3))
+            self.second = nn.Linear(self.first(torch.ones(2)).shape[0], 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.second(self.first(x))
+            return out
+
+    model = Shaped()
+    normalised(model.second)
+    assert watched() == set()
+    learn(model(torch.ones(2)).sum(), sgd(model))
+    assert watched() == {model}
+
+
 def test_a_script_that_calls_each_layer_by_itself_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
     layers = [nn.Linear(2, 2) for _ in range(MAX_MODELS + 3)]
     optimizer = torch.optim.SGD([one for layer in layers for one in layer.parameters()], lr=0.1)
