@@ -176,7 +176,7 @@ class Watch:
         self._finish("aborted" if self._order.reason else "finished", self._detector.fault)
 
     def give_way(self) -> None:
-        """Closes as the watch of the model that contains this one takes its place. If it was never trained, its run is dropped."""
+        """Closes as the watch of the model that contains this one takes its place. Its run is dropped if it never trained."""
         self._finish("finished" if self.has_trained else "unused")
 
     def end(self) -> None:

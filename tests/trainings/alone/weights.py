@@ -247,10 +247,10 @@ def an_optimizer_that_ignores_the_scaler() -> Training:
     return trained(model, loss_of, optimizer=optimizer, scaler=scaler)
 
 
-def merged(write: Callable[[nn.Parameter], object], **options: Any) -> Training:
+def merged(write: Callable[[nn.Parameter], object], make: Any = torch.optim.SGD, **options: Any) -> Training:
     """Code writes to a weight after the step of batch BAD."""
     model = chain()
-    optimizer = torch.optim.SGD(model.parameters(), 0.01, **options)
+    optimizer = make(model.parameters(), 0.01, **options)
 
     def step(number: int) -> None:
         loss = model(torch.randn(4, 4)).square().mean()
@@ -268,6 +268,42 @@ hostile("0", "weight", ("inf", "nan"), batch=BAD + 1, says=("the step of SGD cha
         lambda weight: weight.data.add_(1e30 * (torch.rand(8, 1) @ torch.rand(1, 4)) * 1e30)
     ),
     a_norm_of_zero=lambda: merged(lambda weight: weight.data.div_(torch.zeros(8, 1)), momentum=0.9),
+)
+
+
+class UnitRows(nn.Module):
+    """A forward that normalises its weight in place, as heads of face recognition do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4))
+        self.pruned = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            if self.pruned:
+                self.weight[1] = 0.0
+            self.weight.div_(self.weight.norm(dim=1, keepdim=True))
+        return x @ self.weight.T
+
+
+def rows_of_length_0(make: Any) -> Training:
+    model = chain(nn.Linear(4, 4), UnitRows(), nn.Linear(4, 2))
+
+    def between(number: int) -> None:
+        model[1].pruned = number == BAD
+
+    return trained(model, optimizer=make(model.parameters(), 0.01), between=between)
+
+
+hostile("1", "weight", batch=BAD + 1, says="the step of SGD made it so, or code that wrote to it afterwards").each(
+    a_forward_that_divides_its_weight_by_0=lambda: rows_of_length_0(torch.optim.SGD),  # whose gradients are gone by then
+)
+hostile("1", "weight", batch=BAD + 1, says="changes it by 0.1 at most: other code wrote to it").each(
+    a_forward_that_divides_its_weight_by_0_beside_adam=lambda: rows_of_length_0(torch.optim.NAdam),
+)
+hostile("0", "weight", ("inf", "nan"), batch=BAD + 1, says="the step of AdamW changes it by 0.1 at most: other code").each(
+    a_norm_of_zero_beside_adamw=lambda: merged(lambda weight: weight.data.div_(torch.zeros(8, 1)), torch.optim.AdamW),
 )
 
 

@@ -15,6 +15,7 @@ from ...measure.extremes import dtype_name, local
 from ...rerun.arguments import state_of_tensor
 from ...shared.types.frame import NON_FINITE
 from ...shared.types.trip import Change, UpdateFact
+from ...shared.words.weight_changes import SURE
 
 MOST_FACTS = 4
 
@@ -27,7 +28,7 @@ def is_looked_at(step: int) -> bool:
 
 
 SHORT = 1e-3
-"""Of the dtype's largest number. A step of SGD that changes a finite weight by no more than this makes no inf or nan of it."""
+"""Of the dtype's largest number. A step that changes a finite weight by no more than this makes no inf or nan of it."""
 
 
 class _Update(NamedTuple):
@@ -138,7 +139,8 @@ class Updates:
             lambda name: self._looks[optimizer].since(parameter, name, update.batch),
         )
         facts, reach = list(found)[:MOST_FACTS], self.reach(value, 0.0)
-        if type(optimizer).__name__ == "SGD" and 0 <= reach < SHORT * torch.finfo(value.dtype).max:
+        can_be_bad = any(fact.row in SURE for fact in facts)
+        if not can_be_bad and 0 <= reach < SHORT * torch.finfo(value.dtype).max:
             return Change.OTHER, (name, UpdateFact("reach", f"{reach:.3g}"))
         return Change.OPTIMIZER, (name, *facts)
 

@@ -44,7 +44,7 @@ FACTS = {
 }
 """What is known of an optimizer's step, by ``UpdateFact.row``."""
 
-_SURE = ("number", "state", "eps")
+SURE = ("number", "state", "eps")
 """Facts of which each explains a bad weight by itself."""
 
 _OTHER = "other code wrote to it"
@@ -62,7 +62,7 @@ def tell(weight: BadWeight) -> Told:
         case Change.OPTIMIZER:
             rows = [(FACTS[fact.row], fact) for fact in weight.facts if fact.row in FACTS]
             made = f"the gradients were finite, so the step of {name} made it so"
-            if not any(fact.row in _SURE for fact in weight.facts):
+            if not any(fact.row in SURE for fact in weight.facts):
                 made = f"the gradients were finite: the step of {name} made it so, or code that wrote to it afterwards"
             told = "; ".join([made, *(_filled(row.sentence, fact) for row, fact in rows)])
             if not rows:
