@@ -15,7 +15,7 @@ from rankwatch.shared.types.spent import MOST_EVERY
 from rankwatch.shared.types.trip import Trip
 
 from ..decide.core.report import Report
-from ..decide.trip.began import Jump, ReadingName, TripOrigin, find_began
+from ..decide.trip.began import WEIGHTS, Jump, ReadingName, TripOrigin, find_began
 from .numbers.jumps import LEAST, find_jumps
 from .numbers.layout import Array
 from .numbers.rows import PartHistory
@@ -36,9 +36,7 @@ AT_ONCE = 64
 _MADE = (Kind.PARAMETER, Kind.OUTPUT, Kind.MARKED, Kind.GRAD_OUTPUT, Kind.GRAD_INPUT, Kind.GRADIENT, Kind.LOSS)
 """The kinds that are news where they are inf. An input may be a mask, which is inf on purpose in some batches."""
 
-
 _FED = Kind.INPUT, Kind.KEYWORD
-_WEIGHTS = Kind.PARAMETER, Kind.BUFFER
 
 BEFORE_ALL = -1
 """The frame of the root's inputs: they are there before any module runs."""
@@ -132,7 +130,7 @@ class _History:
         self.rank, self.stage = rank, stage
         self._names: dict[ReadingName, int] = {}
         self._frames: list[int] = []
-        self._is_weight: list[bool] = []
+        self._kinds: list[Kind] = []
         self._calls: dict[tuple[int, str, int], int] = {}
         self._steps: dict[int, int] = {}
         tables: dict[tuple[int, int], _Columns] = {}
@@ -152,7 +150,8 @@ class _History:
         for row, batch in enumerate(self._batches):
             for places, values in rows[batch]:
                 self.values[row, places] = values
-        self._found = find_jumps(self.values, np.array(self._is_weight, bool), np.array(self._batches, np.int64))
+        are_weights = np.array([kind in WEIGHTS for kind in self._kinds], bool)
+        self._found = find_jumps(self.values, are_weights, np.array(self._batches, np.int64))
 
     def batches_before(self, batch: int) -> int:
         return sum(one < batch for one in self._batches)
@@ -174,7 +173,7 @@ class _History:
                 rise = float(self._found.rises[row, place])
                 frame = self._frames[place]
                 at = self._steps[batch], batch, self.stage, frame
-                yield Jump(*at, place, self.rank, names[place], rise, self._is_weight[place])
+                yield Jump(*at, place, self.rank, names[place], rise, self._kinds[place])
 
     def _take(self, specs: Iterable[tuple[int, FrameSpec]]) -> _Columns:
         """The columns of these frames. Each call of a module in a part has its own."""
@@ -189,7 +188,7 @@ class _History:
                 name = ReadingName(spec.module, spec.module_class, row.label, int(spec.phase), call)
                 if name not in self._names:
                     self._names[name] = len(self._frames)
-                    self._is_weight.append(row.kind in _WEIGHTS)
+                    self._kinds.append(row.kind)
                     self._frames.append(BEFORE_ALL if not spec.module and row.kind in _FED else frame)
                 places.append(self._names[name])
                 kinds.append(None if spec.phase is Phase.RECOMPUTE or row.label.endswith(ZEROS) else row)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from rankwatch.shared.figures import figure
-from rankwatch.shared.types.frame import OF_MODULE
+from rankwatch.shared.types.frame import OF_MODULE, Kind
 from rankwatch.shared.types.trip import Trip
 
 LINK = 2
@@ -22,6 +22,10 @@ LINK = 2
 
 ALIKE = 1 / 2
 """Another rank jumped as well if its reading rose by this share of the doublings."""
+
+
+WEIGHTS = Kind.PARAMETER, Kind.BUFFER
+"""What was written before the batch in which it jumped."""
 
 
 class ReadingName(NamedTuple):
@@ -48,7 +52,11 @@ class Jump(NamedTuple):
     rank: int
     name: ReadingName
     rise: float
-    is_weight: bool = False
+    kind: Kind = Kind.OUTPUT
+
+    @property
+    def is_weight(self) -> bool:
+        return self.kind in WEIGHTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +74,7 @@ class Began:
     label: str
     factor: float
     alone: bool | None
+    is_parameter: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +150,10 @@ def advise_began(origin: TripOrigin | None) -> str:
     if not began.module and began.label.startswith("input"):
         whose = "all ranks'" if began.rank is None else f"rank {began.rank}'s"
         return f"look at {began.label} of batch {began.batch} in {whose} data: it is {how}"
-    what, where = _name(began), "" if began.rank is None else f" of rank {began.rank}"
+    what, where = _name(began), "" if began.rank is None or began.alone is False else f" of rank {began.rank}"
+    if began.is_parameter:
+        step = f"the optimizer's step before batch {began.batch}{where} (its learning rate, its gradients)"
+        return f"look at {step}, or at code that wrote to {what}: it is {how}"
     return f"look at what made {what} in batch {began.batch}{where}: it is {how}"
 
 
@@ -198,6 +210,6 @@ def _leads_on(jump: Jump, same: Sequence[Jump], following: Sequence[Jump]) -> bo
 
 def _began(first: Jump, others: Collection[float]) -> Began:
     alone = all(rise < ALIKE * first.rise for rise in others) if others else None
-    name = first.name
+    name, is_parameter = first.name, first.kind is Kind.PARAMETER
     factor = 2.0**first.rise if first.rise < 1024 else math.inf
-    return Began(first.rank, first.batch, name.module, name.module_class, name.label, factor, alone)
+    return Began(first.rank, first.batch, name.module, name.module_class, name.label, factor, alone, is_parameter)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import makers
+from rankwatch.shared.types.frame import Kind
 from rankwatch_monitor.decide.trip.began import (
     Began,
     Jump,
@@ -67,7 +68,7 @@ def test_noise_of_another_reading_in_the_batch_before_is_not_the_origin() -> Non
 
 def test_weights_that_jump_first_follow_from_what_was_computed_in_the_batch_before() -> None:
     """They are measured every few batches only, so that they need not jump where their gradients do."""
-    bias = [jump(83, 4, rank, "head")._replace(is_weight=True) for rank in (0, 1)]
+    bias = [jump(83, 4, rank, "head")._replace(kind=Kind.PARAMETER) for rank in (0, 1)]
     loss = [jump(batch, 6, 1, "") for batch in (80, 81, 82)]
     assert place(began(*loss, *bias)) == (1, 80, "")
     assert place(began(*loss, *bias, jump(83, 4), jump(83, 5))) == (1, 80, "")  # what was computed with them
@@ -133,6 +134,12 @@ def test_where_it_began_is_what_to_look_at() -> None:
     assert "all ranks' data" in advised(82, rank=None)
     assert advised(80, label="loss", rank=None) == "look at what made the loss in batch 80: it is x255 what it usually is"
     assert "output of layer (Net) in batch 83 of rank 1" in advised(module="layer", label="output")
+    thrown = Began(0, 7, "head", "Linear", "weight", 8.4e7, alone=False, is_parameter=True)
+    assert advise_began(TripOrigin(thrown, 40, 2)) == (
+        "look at the optimizer's step before batch 7 (its learning rate, its gradients), or at code that wrote to weight of "
+        "head (Linear): it is x8.4e7 what it usually is"
+    )
+    assert "before batch 7 of rank 0 (" in advise_began(TripOrigin(replace(thrown, alone=True), 40, 2))
     assert advise_began(None) == advise_began(TripOrigin(None, 40, 2)) == ""
 
 
