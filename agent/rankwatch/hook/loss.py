@@ -138,7 +138,7 @@ class Losses:
         return origin_of_loss(bad, self._outputs, self._is_model)
 
     def _watch_backward(self, losses: list[Tensor]) -> None:
-        """Of a bad loss the origin is known; else one looks where its gradient goes bad."""
+        """Of a bad loss the origin is known; else one looks where its gradient becomes inf or nan."""
         if self._watched is not None:
             self._watched.remove()
         self._watched = self._backward = None

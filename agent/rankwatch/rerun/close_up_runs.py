@@ -22,7 +22,7 @@ from ..shared.types.frame import Kind, State
 from ..shared.types.trip import Operator
 from ..touch.parts import buffers_in, parameters_in
 from ..touch.torch_private import without_modes
-from .arguments import reading_of, state_of_tensor
+from .arguments import reading_of, state_of_tensor, storage_of
 from .backward_rerun import RootRun
 from .capsule.capsule import CapsuleWritten
 from .capsule.gpu_name import describe_gpus
@@ -105,6 +105,24 @@ def look_closer(
     finally:
         sys.setswitchinterval(before)
     return found
+
+
+def _was_bad_before(repeated: Repeated, forward: Forward) -> str:
+    """``the buffer kv was already nan; aten.mean.dim at model.py:57 read it first``: of its rows some may be nan for good."""
+    given, operator = repeated.given, repeated.operator
+    if given is None:
+        return "its input was already bad"
+    state = state_of_tensor(given).word
+    for name, weight in forward.module.named_parameters():
+        if storage_of(weight) == storage_of(given):
+            return f"the weight {name} was already {state}"
+    for name, buffer in forward.module.named_buffers():
+        if storage_of(buffer) == storage_of(given):
+            source = operator.source if operator is not None else None
+            at = f" at {source.file.rpartition('/')[2]}:{source.line}" if source is not None else ""
+            reader = f"; {operator.title}{at} read it first" if operator is not None else ""
+            return f"the buffer {name} was already {state}{reader}"
+    return f"the input was already {state}"
 
 
 def _noted(found: CloseUp, note: str) -> CloseUp:
@@ -228,7 +246,8 @@ class _Look:
         found, which = repeat(around, Limit(self._until), self._wanted) if around else (repeated, None)
         if not self._subject.was_given or (found.recurred and found.operator is not None and found.given is None):
             return found, which
-        return repeated._replace(operator=None, note=found.note or "what was bad was there before this forward"), None
+        note = found.note or (_was_bad_before(repeated, forward) if forward is not None else "")
+        return repeated._replace(operator=None, note=note), None
 
     def _has_time(self) -> bool:
         """Whether another forward fits in the time that is left. If not, the note says so."""

@@ -209,6 +209,34 @@ def test_a_state_that_the_model_keeps_is_not_said_to_have_been_bad_before() -> N
 # --- in which precision? -----------------------------------------------------------------------------------------------
 
 
+class Rows(nn.Module):
+    """A cache, of which a forward reads one row more than it has written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("cache", torch.full((3, 4), float("nan")))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.cache[:2] = x.detach()
+        return x + self.cache[: int(x[0, 0])].mean(0)
+
+
+def test_what_was_bad_before_is_named_and_of_a_buffer_what_read_it() -> None:
+    def noted(model: nn.Module, *batches: Tensor, every: int = 1) -> str:
+        _, notes = watched(model, every=every)
+        return the_only(notes, list, map(model, batches))[1].note
+
+    last = nn.Linear(4, 4)
+    line = Rows.forward.__code__.co_firstlineno + 2
+    read = f"the buffer cache was already nan; aten.mean at test_closeup.py:{line} read it first"
+    assert noted(nn.Sequential(Rows(), last), 2 * ONES, 3 * ONES) == read
+    assert noted(nn.Sequential(last), ONES, ONES / 0) == "the input was already inf"
+    with torch.no_grad():
+        last.weight[0, 0] = float("nan")
+    model = Root(lambda self, x: nn.functional.linear(x, self.last.weight), last=last)
+    assert noted(model, ONES, ONES, every=2) == "the weight last.weight was already nan"
+
+
 def test_the_largest_number_of_the_wide_output() -> None:
     _, found = tripped(Calls(lambda x: (x @ x.t()).clamp(min=1)), torch.full((4, 4), 300.0, dtype=torch.float16))
     rows = [(row.dtype, row.state, row.abs_max) for row in found.precision]

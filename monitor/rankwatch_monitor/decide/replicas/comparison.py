@@ -234,7 +234,7 @@ class ReplicaWatch:
         )  # fmt: skip
 
     def _count_equal(self) -> Compared | None:
-        """What was equal once. What differs by right is not counted: after a burst of fingerprints, that may be all there is."""
+        """What was equal once. What may differ is not counted: after a burst of fingerprints, that may be all there is."""
         groups = [group for group in self._replicas.values() if group.times_equal]
         if not groups:
             return None

@@ -19,7 +19,7 @@ from ..votes import Lanes, RowVotes, Split, Variant, are_known, count, lanes_of,
 class Apart:
     """A parameter that is not equal on all ranks, since the look of step ``since``; ``looks`` are all since then.
 
-    ``found``: what is told of it. None: it may differ by right.
+    ``found``: what is told of it. None: nothing, as the ranks may differ in it.
     """
 
     since: int
