@@ -108,7 +108,7 @@ def look_closer(
 
 
 def _was_bad_before(repeated: Repeated, forward: Forward) -> str:
-    """``the buffer kv was already nan; aten.mean.dim at model.py:57 read it first``: of its rows some may be nan for good."""
+    """``the buffer kv was already nan; aten.mean at model.py:57 read it first``. Only rows that are never read may be nan."""
     given, operator = repeated.given, repeated.operator
     if given is None:
         return "its input was already bad"

@@ -212,6 +212,8 @@ def test_a_state_that_the_model_keeps_is_not_said_to_have_been_bad_before() -> N
 class Rows(nn.Module):
     """A cache, of which a forward reads one row more than it has written."""
 
+    cache: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("cache", torch.full((3, 4), float("nan")))
