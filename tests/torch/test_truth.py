@@ -67,6 +67,8 @@ IN_PARTS = {
 ELSEWHERE = {
     "in_a_micro_batch": "the training has changed the module since",
     "no_scale_helps": "the scaler's end is later",
+    "a_forward_that_divides_its_weight_by_0": "a forward that writes to its weight is not run again",
+    "a_forward_that_divides_its_weight_by_0_beside_adam": "a forward that writes to its weight is not run again",
 }
 
 
