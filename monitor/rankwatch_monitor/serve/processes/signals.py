@@ -62,11 +62,14 @@ for number in map(int, sys.argv[1:]):
 for number in signal.SIGTERM, signal.SIGHUP, signal.SIGINT:
     signal.signal(number, signal.SIG_IGN)
 while os.read(0, 1):
-    pass
+    os.write(1, b"\\0")
 """
 
 PATIENCE = 0.2
-"""Seconds in which the bystander tells of a signal that came to it, too. A late word has the command get the signal twice."""
+"""Seconds in which a batch system sends a signal to all processes of a job, one after another."""
+
+ANSWER = 2.0
+"""Seconds after these, within which the bystander says that it has run meanwhile. Else the command may get a signal twice."""
 
 
 class Bystander:
@@ -77,7 +80,8 @@ class Bystander:
 
     def __init__(self, numbers: Iterable[int]) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._seen = Counter[int]()
+        self._seen = Counter[int]()  # 0: its answers
+        self._asked = 0
         with suppress(OSError):  # no more processes, say: the command is sent all signals
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", _BYSTANDER, *map(str, numbers)],
@@ -93,10 +97,15 @@ class Bystander:
 
         For a signal's handler, too. So that of another signal may run at any point of this, and take what has come.
         """
-        until, process = time.monotonic() + PATIENCE, self._process
+        until, process, asked = time.monotonic() + PATIENCE, self._process, 0
         while process is not None and process.stdout is not None and not self._seen[number]:
-            if not select.select([process.stdout], [], [], max(0.0, until - time.monotonic()))[0]:
+            if asked and self._seen[0] >= asked:  # what had come to it before, it has told
                 break
+            if not select.select([process.stdout], [], [], max(0.0, until - time.monotonic()))[0]:
+                if asked:
+                    break
+                until, asked = time.monotonic() + ANSWER, self._ask(process)
+                continue
             try:
                 said = os.read(process.stdout.fileno(), 64)
             except BlockingIOError:  # that handler has read it
@@ -108,6 +117,15 @@ class Bystander:
         has_seen = self._seen[number] > 0
         self._seen[number] -= has_seen
         return has_seen
+
+    def _ask(self, process: subprocess.Popen[bytes]) -> int:
+        """The number of the answer that shows that the bystander has run since: on a busy machine it may not for long."""
+        self._asked += 1
+        asked = self._asked
+        with suppress(OSError):  # it has ended
+            if process.stdin is not None:
+                os.write(process.stdin.fileno(), b".")
+        return asked
 
     def close(self) -> None:
         process, self._process = self._process, None

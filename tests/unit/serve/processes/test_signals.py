@@ -91,6 +91,26 @@ def _is_ready(process: subprocess.Popen[bytes]) -> bool:
     return bool(int(ignored, 16) >> (signal.SIGINT - 1) & 1)
 
 
+def test_a_bystander_that_was_held_up_is_heard_before_it_is_decided(
+    bystander: Bystander, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process, ask = bystander._process, bystander._ask
+    assert process is not None
+    until(partial(_is_ready, process))
+    process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+    process.send_signal(signal.SIGUSR1)
+
+    def go_on(asked: subprocess.Popen[bytes]) -> int:
+        number = ask(asked)
+        asked.send_signal(signal.SIGCONT)
+        return number
+
+    monkeypatch.setattr(bystander, "_ask", go_on)
+    assert bystander.has_seen(signal.SIGUSR1)
+    assert not bystander.has_seen(signal.SIGUSR1)
+
+
 def test_one_that_came_to_us_alone_is_not_seen(bystander: Bystander) -> None:
     assert not bystander.has_seen(signal.SIGUSR1)
     assert bystander._process is not None
