@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch.distributed.fsdp
 
-from jobs import RANKWATCH, SCRIPTS, environment, finished, forked_apart, is_ours, run_job, torchrun
+from jobs import RANKWATCH, SCRIPTS, Job, environment, finished, forked_apart, is_ours, run_job, torchrun
 from ports import free_port
 from rankwatch.attach import attached
 
@@ -100,6 +100,13 @@ def test_a_training_that_never_calls_its_root_in_training_mode_is_one_run(how: s
     assert (job.left_behind, "batch -1" in job.stderr, "before the first batch" in job.stderr) == ([], False, False)
 
 
+def ended_well(path: Path, script: str) -> Job:
+    path.write_text(script)
+    job = run_job(path.parent, [sys.executable, str(path)])
+    assert job.code == 0, job.stderr
+    return job
+
+
 UNUSED = """
 import torch
 from torch import nn
@@ -118,9 +125,7 @@ main()
 @pytest.mark.slow
 def test_a_model_that_is_only_called_while_another_one_trains_has_no_report(tmp_path: Path) -> None:
     """Both are gone before the process ends."""
-    (tmp_path / "frozen.py").write_text(UNUSED)
-    job = run_job(tmp_path, [sys.executable, str(tmp_path / "frozen.py")])
-    assert job.code == 0, job.stderr
+    job = ended_well(tmp_path / "frozen.py", UNUSED)
     runs = sorted(folder for folder in (tmp_path / "runs").iterdir() if folder.name.startswith("frozen"))
     assert [(run / "report.txt").exists() for run in runs] == [False, True]
     assert job.stderr.count(" finished: 1 rank, ") == 1
@@ -141,9 +146,7 @@ for batch in range(5):
 
 @pytest.mark.slow
 def test_a_layer_that_was_called_for_its_shape_alone_has_no_report(tmp_path: Path) -> None:
-    (tmp_path / "shaped.py").write_text(SHAPED)
-    job = run_job(tmp_path, [sys.executable, str(tmp_path / "shaped.py")])
-    assert job.code == 0, job.stderr
+    job = ended_well(tmp_path / "shaped.py", SHAPED)
     assert job.stderr.count(" finished: ") + job.stderr.count(" finished, ") == 1
     assert "run shaped-0: dropped: no backward ever reached this model" in job.stderr
     assert (job.report["outcome"], job.report["ranks"][0]["last_batch"]) == ("finished", 4)
@@ -164,9 +167,7 @@ for batch in range(5):
 
 @pytest.mark.slow
 def test_a_bad_forward_before_the_training_is_noticed(tmp_path: Path) -> None:
-    (tmp_path / "probed.py").write_text(PROBED)
-    job = run_job(tmp_path, [sys.executable, str(tmp_path / "probed.py")])
-    assert job.code == 0, job.stderr
+    job = ended_well(tmp_path / "probed.py", PROBED)
     (noticed,) = job.report["notices"]
     assert "before a training: 0 (Linear), output: nan, as input[0] was nan, in batch 0: " in noticed["text"]
 

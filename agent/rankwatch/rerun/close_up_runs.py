@@ -107,22 +107,18 @@ def look_closer(
     return found
 
 
-def _was_bad_before(repeated: Repeated, forward: Forward) -> str:
-    """``the buffer kv was already nan; aten.mean at model.py:57 read it first``. Only rows that are never read may be nan."""
-    given, operator = repeated.given, repeated.operator
-    if given is None:
-        return "its input was already bad"
+def _was_bad_before(given: Tensor, reader: Operator | None, module: nn.Module) -> str:
+    """Names what was bad before the forward of ``module``. Of a buffer also what read it first, as the read may be the fault."""
     state = state_of_tensor(given).word
-    for name, weight in forward.module.named_parameters():
-        if storage_of(weight) == storage_of(given):
-            return f"the weight {name} was already {state}"
-    for name, buffer in forward.module.named_buffers():
-        if storage_of(buffer) == storage_of(given):
-            source = operator.source if operator is not None else None
-            at = f" at {source.file.rpartition('/')[2]}:{source.line}" if source is not None else ""
-            reader = f"; {operator.title}{at} read it first" if operator is not None else ""
-            return f"the buffer {name} was already {state}{reader}"
-    return f"the input was already {state}"
+    weights = (f"the weight {name}" for name, one in module.named_parameters() if storage_of(one) == storage_of(given))
+    buffers = (f"the buffer {name}" for name, one in module.named_buffers() if storage_of(one) == storage_of(given))
+    if weight := next(weights, ""):
+        return f"{weight} was already {state}"
+    buffer = next(buffers, "")
+    if not buffer or reader is None:
+        return f"{buffer or 'the input'} was already {state}"
+    at = f" at {reader.source.file.rpartition('/')[2]}:{reader.source.line}" if reader.source is not None else ""
+    return f"{buffer} was already {state}; {reader.title}{at} read it first"
 
 
 def _noted(found: CloseUp, note: str) -> CloseUp:
@@ -246,7 +242,9 @@ class _Look:
         found, which = repeat(around, Limit(self._until), self._wanted) if around else (repeated, None)
         if not self._subject.was_given or (found.recurred and found.operator is not None and found.given is None):
             return found, which
-        note = found.note or (_was_bad_before(repeated, forward) if forward is not None else "")
+        note = found.note
+        if not note and repeated.given is not None and forward is not None:
+            note = _was_bad_before(repeated.given, repeated.operator, forward.module)
         return repeated._replace(operator=None, note=note), None
 
     def _has_time(self) -> bool:
