@@ -1,10 +1,11 @@
-"""2-norms of tensors on the host: not finite if one value is not. They read the memory at its speed, on all threads.
+"""Norms of many tensors, none of which is finite if one value is not. They read the memory at its speed, on all threads.
 
-A norm may also overflow: then it says nothing, and each value must be looked at.
+A 2-norm may also overflow: then it says nothing, and each value must be looked at. The largest number never does.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import TypeVar
@@ -37,7 +38,7 @@ def joined(alike: Sequence[Tensor]) -> Tensor:
 
 
 def of(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The norms of tensors of one dtype, those of small tensors of one shape in one: in all, not finite if one value is not."""
+    """The 2-norms of tensors of one dtype on the host, those of small tensors of one shape in one."""
     by_shape: defaultdict[torch.Size, list[Tensor]] = defaultdict(list)
     for values in tensors:  # of hundreds of small ones: each call counts
         by_shape[values.shape].append(values)
@@ -55,3 +56,19 @@ def _norm(values: Tensor) -> Tensor:
     is_narrow = values.dtype is torch.float16  # its own norms end at 65504
     norm: Tensor = torch.linalg.vector_norm(values, dtype=torch.float32 if is_narrow else None)
     return norm
+
+
+def largest(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The largest absolute number of each of some tensors, none of them empty: nan where one is.
+
+    On the host ``aminmax`` takes a fifth of the time of torch's norm of this kind; on a device one operator reads them all.
+
+    Raises:
+        RuntimeError: of tensors that torch does not know it of.
+    """
+    if all([values.is_cpu for values in tensors]):
+        return [torch.maximum(-ends.min, ends.max) for ends in map(torch.aminmax, tensors)]
+    try:
+        return list(torch._foreach_norm(list(tensors), math.inf))
+    except RuntimeError:  # not each version of torch, nor each device, has it
+        return [torch.linalg.vector_norm(values, math.inf) for values in tensors]

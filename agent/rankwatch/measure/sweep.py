@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 from weakref import ref
 
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ..shared.types.frame import Kind, Position
+from . import norms
 from .extremes import has_values, local
 from .modules import Modules, NamedModule
 from .norms import SMALL, chunks, joined
@@ -204,9 +205,4 @@ def _is_bad(values: Tensor) -> bool:
 
 def _largest(group: list[Tensor]) -> Tensor:
     """The largest values of tensors of one device and dtype; nan for a tensor with a nan."""
-    group = [values for values in group if values.numel()]
-    try:
-        norms: Sequence[Tensor] = torch._foreach_norm(group, math.inf)
-    except RuntimeError:  # not each version of torch, nor each device, has it
-        norms = [torch.linalg.vector_norm(values, math.inf) for values in group]
-    return torch.stack(list(norms))
+    return torch.stack(norms.largest([values for values in group if values.numel()]))

@@ -1,4 +1,4 @@
-"""Norms that are not finite if one value is not."""
+"""Norms that are not finite if one value is not, and the largest numbers."""
 
 from __future__ import annotations
 
@@ -41,3 +41,20 @@ def test_no_more_is_joined_than_was_said() -> None:
     tensors = [torch.full((SMALL,), 1.0)] * (JOINED // SMALL + 1) + [torch.empty(0)]
     assert [one.item() ** 2 for one in norms.of(tensors)] == [JOINED, SMALL, 0]
     assert norms.of([]) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64], ids=str)
+def test_the_largest_are_those_of_torch_and_never_overflow(dtype: torch.dtype) -> None:
+    most = torch.finfo(dtype).max
+    ends = [torch.tensor(values, dtype=dtype) for values in ([1.0, -most], -2.0, [0.0, most])]
+    tensors = [ends[0], torch.randn(5, 3).to(dtype).mT, *ends[1:]]
+    assert [one.item() for one in norms.largest(tensors)] == [values.abs().max().item() for values in tensors]
+    for bad in (math.nan, math.inf, -math.inf):
+        tensors[1][2, 1] = bad
+        assert [bool(torch.isfinite(one)) for one in norms.largest(tensors)] == [True, False, True, True]
+    assert norms.largest([]) == []
+
+
+def test_the_largest_of_what_torch_cannot_order_is_refused() -> None:
+    with pytest.raises(RuntimeError):
+        norms.largest([torch.tensor([True])])

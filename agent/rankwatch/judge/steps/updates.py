@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ...measure import norms
 from ...measure.extremes import dtype_name, local
 from ...rerun.arguments import state_of_tensor
 from ...shared.types.frame import NON_FINITE
@@ -66,8 +67,7 @@ class _StateLooks:
             return
         values = list(states.values())
         try:
-            norms = torch._foreach_norm(values, math.inf)
-            is_bad = ~torch.isfinite(torch.stack([norm.to(torch.float32) for norm in norms]))
+            is_bad = ~torch.isfinite(torch.stack([one.to(torch.float32) for one in norms.largest(values)]))
         except (RuntimeError, TypeError):  # of tensors that this does not know, nothing is said
             return
         rows = {key: row for row, key in enumerate(states)}
