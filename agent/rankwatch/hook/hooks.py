@@ -22,7 +22,7 @@ from ..rerun.careful import passed_again, running_again
 from ..shared.words.patterns import matches
 from ..touch.parts import modules_in
 from ..touch.stack import outwards
-from ..touch.torch_private import modes_on, never_compile, set_eval_frame, takes_fast_path
+from ..touch.torch_private import compile_once_more, modes_on, never_compile, set_eval_frame, takes_fast_path
 from ..touch.unseen import Hidden, hide, unseen
 from .compiled import joined, traced
 from .compiled.scripting import hide_hooks
@@ -100,6 +100,7 @@ class Hooks:
         """The same tables, of the layers that torch runs as one operator where no module has a hook."""
         self._resting: list[tuple[Any, int, Any]] = []
         """The tables that a hook was taken from, with its key, and the hook."""
+        self._in_graphs = _InGraphs()
         self._global: list[Callable[..., Any]] = []
         self._global_handles: list[RemovableHandle] = []
         self._abandon = weakref.finalize(self, _abandoned.extend, self._global_handles)
@@ -127,6 +128,7 @@ class Hooks:
 
     def on(self, event: RootsOver | TuningCame) -> None:
         if isinstance(event, RootsOver):
+            self._in_graphs.rest = False
             self.wake()
         elif event.tuning.modules is not None:
             self._select(event.tuning.modules)
@@ -145,10 +147,11 @@ class Hooks:
 
         ``wholly``: the forward has no work for any but the root's. torch calls modules without hooks faster.
 
-        Not those beside the user's own, whose order would change; and none in a compiled model, whose graphs depend on them.
+        Not those beside the user's own, whose order would change. In a compiled model, see ``rest_in_graphs``.
         """
         self.wake()  # an interruption may have left some off
         if self._is_compiled:
+            self.rest_in_graphs(wholly=wholly)
             return
         if self._watched_tables is None:
             self._look_at_tables()
@@ -164,6 +167,17 @@ class Hooks:
         if self._resting is not resting:  # another thread has called ``wake`` meanwhile
             for hooks, number, hook in resting:
                 hooks.setdefault(number, hook)
+
+    def rest_in_graphs(self, *, wholly: bool) -> None:
+        """Has the forward that begins run graphs without the readings of modules, until it is over: ``wholly``, as in ``rest``.
+
+        What was compiled with them is compiled once more for this.
+        """
+        self._in_graphs.rest = wholly and self._is_compiled and compile_once_more()
+
+    @property
+    def rests_in_graphs(self) -> bool:
+        return self._in_graphs.rest
 
     def _look_at_tables(self) -> None:
         tables = {
@@ -329,11 +343,12 @@ class Hooks:
             _remove(self._handles.pop(key, []))
         elif key not in self._handles and self._calls is not None:
             self._watched_tables = None
-            leave = _Leave(named, self._calls.leave_root if is_root else self._calls.leave, self._handed)
+            in_graphs = _InGraphs() if is_root else self._in_graphs  # the root's never rests
+            leave = _Leave(named, self._calls.leave_root if is_root else self._calls.leave, self._handed, in_graphs)
             # Only the root's hook is called after a forward that raised: it closes the batch.
             handles = [module.register_forward_hook(leave, with_kwargs=True, always_call=is_root)]
             if is_root:
-                enter = _Enter(named, self._calls.enter, self._handed)
+                enter = _Enter(named, self._calls.enter, self._handed, in_graphs)
                 handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
             self._handles[key] = handles
 
@@ -352,10 +367,20 @@ class Hooks:
                 self._learn(named_modules(child, path))
 
 
+class _InGraphs:
+    """Whether hooks rest in graphs. Dynamo reads this as it traces them, and makes a graph for either answer."""
+
+    def __init__(self) -> None:
+        self.rest = False
+
+
 class _Hook(Hidden):
     """A hook that knows its module's names."""
 
-    def __init__(self, named: NamedModule, call: Callable[..., None], handed: Callable[..., None]) -> None:
+    def __init__(
+        self, named: NamedModule, call: Callable[..., None], handed: Callable[..., None], in_graphs: _InGraphs
+    ) -> None:
+        self.in_graphs = in_graphs
         self._named = named
         self._body = call
         self._receiver = traced.Receiver(named, handed)
@@ -397,7 +422,8 @@ class _Leave(_Hook):
         if len(call) < 3:
             return
         if torch.compiler.is_dynamo_compiling():
-            traced.leave(self.key, *call)
+            if not self.in_graphs.rest:
+                traced.leave(self.key, *call)
         else:
             self._call(*call)
 

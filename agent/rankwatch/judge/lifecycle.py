@@ -238,6 +238,15 @@ class Life:
         """Whether only the root is looked at in the forward that runs. In the first batch, what is compiled gets our hooks."""
         return not self.current.is_full and self._root_frame > 0
 
+    def will_rest(self, origin: BatchOrigin | None) -> bool:
+        """The same of a forward that is about to begin, where it is known which batch that will be."""
+        is_reserved = self._candidate is not None and self._candidate.state is BatchState.RESERVED
+        is_known = origin is BatchOrigin.TRAINING and not is_reserved
+        return is_known and self._root_frame > 0 and not self._is_full(self.position.batch + 1)
+
+    def _is_full(self, number: int) -> bool:
+        return self.full.is_full(number) or number in self.trace_batch_nums
+
     def begins_by_calls(self, origin: BatchOrigin) -> bool:
         """Whether a direct call with gradients begins a batch: not if it belongs to the batch of the calls before."""
         is_next = self.is_direct and self._candidate is not None and self._candidate.origin is origin
@@ -413,7 +422,7 @@ class Life:
         self.position = Position(number, 0, 0)
         traced = number in self.trace_batch_nums
         state = BatchState.BATCH if origin is BatchOrigin.TRAINING else BatchState.RESERVED
-        is_full = self.full.is_full(number) or traced
+        is_full = self._is_full(number)
         batch = BatchInProgress(self.position, steps.number, origin=origin, state=state, traced=traced, is_full=is_full)
         self._note_full(batch)
         return batch

@@ -66,6 +66,28 @@ def never_compile(function: Callable[..., Any]) -> None:
         _eval_frame.set_code_exec_strategy(code, strategy(action.SKIP, action.DEFAULT))
 
 
+def compile_once_more() -> bool:
+    """Makes room for a second graph of each piece of code. Returns whether there may be one.
+
+    torch compiles a piece of code 8 times at most, and runs it without a graph from then on. The training may also have asked for
+    an error where code is compiled again.
+    """
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is None:
+        return False
+    config, stance = dynamo.config, getattr(dynamo.eval_frame, "_stance", None)
+    if config.error_on_recompile or (stance is not None and stance.stance != "default"):
+        return False
+    name = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"  # torch before 2.6
+    if not _given_room:
+        _given_room.append(getattr(config, name))
+        setattr(config, name, 2 * _given_room[0])
+    return True
+
+
+_given_room: list[int] = []
+"""The user's limit, once it was doubled."""
+
 _tracing_context: Any = getattr(_guards, "TracingContext", None)
 
 

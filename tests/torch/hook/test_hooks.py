@@ -268,20 +268,3 @@ def test_torchs_attention_keeps_its_hook_so_that_it_computes_alike_in_all_batche
     watched(model, every=10)
     _ = model(torch.ones(2, 3, 4)), model(torch.ones(2, 3, 4))
     assert seen == [True, True]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("fresh_compiler")
-def test_in_a_compiled_model_they_do_not_rest_and_nothing_is_compiled_again() -> None:
-    made: list[int] = []
-
-    def backend(graph: Any, inputs: Any) -> Any:
-        made.append(1)
-        return graph.forward
-
-    model, _, notebook = watching(every=3)
-    run: Any = torch.compile(model, backend=backend)
-    for _ in range(7):
-        run(ones()).sum().backward()
-    assert len(made) == 1
-    assert [len(notebook.frames(batch)) for batch in range(4)] == [5, 2, 2, 5]

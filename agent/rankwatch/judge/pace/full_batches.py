@@ -58,11 +58,15 @@ MOVES: dict[Pacing, tuple[Pacing, ...]] = {
 
 
 class Sample(NamedTuple):
-    """What a batch took: ``own`` seconds of ``whole`` in hooks of ours."""
+    """What a batch took: ``own`` seconds of ``whole`` in hooks of ours.
+
+    ``is_lean``: graphs without readings were run, and nobody knows how long those of a full batch take in its graphs.
+    """
 
     is_full: bool
     own: float
     whole: float
+    is_lean: bool = False
 
 
 def fewest(full: float, between: float, bare: float, budget: float) -> int:
@@ -142,7 +146,8 @@ class FullBatches:
             return
         high, low = (median(one.own for one in same) for same in (full, between))
         bare = median(one.whole - one.own for one in self._samples)
-        self.cost = Cost(fewest(high, low, bare, self._budget), high, low, bare)
+        every = MOST_EVERY if any(one.is_lean for one in between) else fewest(high, low, bare, self._budget)
+        self.cost = Cost(every, high, low, bare)
         self._known_at = now
         self._samples.clear()
 

@@ -119,6 +119,7 @@ class _Timed(NamedTuple):
     """A batch that is over, and whose laps may not be known yet."""
 
     is_full: bool
+    is_lean: bool
     laps: list[Lap]
     whole: float
 
@@ -132,6 +133,7 @@ class HookTime:
     Args:
         make: makes what takes the time.
         called: how many collectives the watched part of the training has called.
+        is_lean: whether graphs without readings run in the forward that has begun.
     """
 
     events = (ForwardComes, ForwardBegan, RootLeft)
@@ -142,17 +144,19 @@ class HookTime:
         doors: Doors,
         make: Callable[[], Laps],
         called: Callable[[], int],
+        is_lean: Callable[[], bool],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._full = full
         self._doors = doors
         self._make = make
         self._called = called
+        self._lean = is_lean
         self._clock = clock
         self._over = deque[_Timed]()
         self._number = -1
         """The batch that runs, or ran last."""
-        self._is_full = False
+        self._is_full = self._is_lean = False
         self._laps: list[Lap] = []
         self._began = self._came = 0.0
         self._is_known = False
@@ -172,7 +176,7 @@ class HookTime:
                 number = batch.position.batch
                 if batch.is_streamed and number != self._number:
                     self._end(number)
-                    self._is_full = batch.is_full
+                    self._is_full, self._is_lean = batch.is_full, self._lean()
                     self._look(batch.entry)
             case RootLeft():
                 self._look_back()
@@ -180,10 +184,10 @@ class HookTime:
     def _end(self, number: int) -> None:
         """Another batch begins."""
         if self._is_known:
-            self._over.append(_Timed(self._is_full, self._laps, self._came - self._began))
+            self._over.append(_Timed(self._is_full, self._is_lean, self._laps, self._came - self._began))
         while self._over and None not in (laps := [lap() for lap in self._over[0].laps]):
             done = self._over.popleft()
-            self._full.take(Sample(done.is_full, sum(filter(None, laps)), done.whole), self._clock())
+            self._full.take(Sample(done.is_full, sum(filter(None, laps)), done.whole, done.is_lean), self._clock())
         self._full.wait(self._clock())
         is_timed = self._full.is_timed(number)
         self._is_known = is_timed and self._doors.laps is not None

@@ -60,7 +60,7 @@ def test_what_is_timed_goes_to_the_batch_that_it_was_spent_on() -> None:
     """Each batch takes a second; hooks take 70 ms of a full one, 10 ms of another, and a second of evaluations after each."""
     clock, door, full = Clock(), Door(), FullBatches(None, BUDGET)
     entry = object()
-    observer = HookTime(full, door, lambda: HostLaps(clock), lambda: 0, clock)
+    observer = HookTime(full, door, lambda: HostLaps(clock), lambda: 0, lambda: False, clock)
 
     def hook(seconds: float, *events: ForwardComes | ForwardBegan) -> None:
         laps = door.laps

@@ -40,6 +40,12 @@ def test_the_first_batches_are_full_then_some_in_turn_and_then_as_many_as_the_bu
     assert full.cost == Cost(6, 0.070, 0.010, 1.0)
 
 
+def test_where_the_graphs_of_a_full_batch_have_readings_whose_cost_nobody_knows_as_few_as_can_be_are_full() -> None:
+    full = FullBatches(None, BUDGET)
+    trained(full, range(64), (COSTLY[0], COSTLY[1]._replace(is_lean=True)))
+    assert full.cost == Cost(MOST_EVERY, 0.070, 0.010, 1.0)
+
+
 def test_a_training_that_goes_on_has_its_full_batches_where_the_others_have_theirs() -> None:
     later, first = FullBatches(None, BUDGET), FullBatches(None, BUDGET)
     trained(later, range(103, 140)), trained(first, range(140))
