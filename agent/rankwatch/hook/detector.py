@@ -165,7 +165,7 @@ class Detector:
             copies, gradients, guard, skipping, batches, undecided, settler, hooks, losses, turns, scales, fingerprints,
             standstill, ungraded, unwritten, limit, forwards, compiled, outside, growth,
             self._stopwatch, self._rates, self._writes,
-            HookTime(full, doors, laps_of(model), lambda: collectives.called, lambda: hooks.rests_in_graphs),
+            HookTime(full, doors, laps_of(model), lambda: collectives.called, lambda: hooks.lean.is_on),
         )  # fmt: skip
         watch = BackwardWatch(backwards)
         self._removed = hooks, compiled, gradients, scales, watch, guard, fingerprints, collectives, ungraded

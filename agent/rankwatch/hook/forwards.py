@@ -187,7 +187,7 @@ class Forwards:
         self._batches.given(self._hooks.root, args, kwargs)
         if not self._running.depth and self._doors.abort is None:  # which graph runs is decided before it begins
             origin = None if is_rehearsal() else self._origin_of(self._hooks.root.training, torch.is_grad_enabled())
-            self._hooks.rest_in_graphs(wholly=self._life.will_rest(origin))
+            self._hooks.lean.begin(wanted=self._life.will_rest(origin))
 
     def _compiled_returned(self, output: Any) -> None:
         """A compiled root has returned, or, with output None, may have raised."""
@@ -249,7 +249,7 @@ class Forwards:
             self._raised()  # no hook may have been called when a graph raised: the next graph that begins shows it
         if self._running.enter(is_compiled=True):
             self._open_batch(self._origin_of(is_training, has_gradients))
-            if self._hooks.rests_in_graphs:  # something odd was noticed since: the next batch is full
+            if self._hooks.lean.is_on:  # something odd was noticed since: the next batch is full
                 self._life.current.is_full = False
             self._batches.enter_compiled()
             self._feed.tell(GraphBegan(self._batches.is_given))

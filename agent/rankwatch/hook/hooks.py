@@ -15,16 +15,17 @@ from torch.nn.modules.module import register_module_module_registration_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from ..judge.events import Feed, RootsOver, TuningCame, Wrapped
+from ..judge.events import Feed, RootsOver, StepDone, TuningCame, Wrapped
 from ..measure.modules import NamedModule, named_modules, unwrap
 from ..measure.recorder import Recorder
 from ..rerun.careful import passed_again, running_again
 from ..shared.words.patterns import matches
 from ..touch.parts import modules_in
 from ..touch.stack import outwards
-from ..touch.torch_private import compile_once_more, modes_on, never_compile, set_eval_frame, takes_fast_path
+from ..touch.torch_private import modes_on, never_compile, set_eval_frame, takes_fast_path
 from ..touch.unseen import Hidden, hide, unseen
 from .compiled import joined, traced
+from .compiled.lean import Lean
 from .compiled.scripting import hide_hooks
 from .fails_open import FailsOpen
 
@@ -74,7 +75,7 @@ class Hooks:
         doors: catch errors of ours.
     """
 
-    events = (RootsOver, TuningCame)
+    events = (RootsOver, StepDone, TuningCame)
 
     def __init__(
         self, model: nn.Module, patterns: tuple[str, ...], recorder: Recorder, feed: Feed, doors: FailsOpen
@@ -88,8 +89,6 @@ class Hooks:
         self._numbers = count()
         self._children: list[int] = []
         """The modules right under those of the model, by ``id``, when they were last looked at."""
-        self._is_compiled = False
-        """Whether compiled graphs hand over readings, since the hooks last changed."""
         self._graphs_before = joined.graphs
         self._known: dict[int, NamedModule] = {}
         self._handles: dict[int, list[RemovableHandle]] = {}
@@ -100,7 +99,7 @@ class Hooks:
         """The same tables, of the layers that torch runs as one operator where no module has a hook."""
         self._resting: list[tuple[Any, int, Any]] = []
         """The tables that a hook was taken from, with its key, and the hook."""
-        self._in_graphs = _InGraphs()
+        self.lean = Lean()
         self._global: list[Callable[..., Any]] = []
         self._global_handles: list[RemovableHandle] = []
         self._abandon = weakref.finalize(self, _abandoned.extend, self._global_handles)
@@ -126,12 +125,15 @@ class Hooks:
         for key, named in self._known.items():
             self._attach(key, named)
 
-    def on(self, event: RootsOver | TuningCame) -> None:
-        if isinstance(event, RootsOver):
-            self._in_graphs.rest = False
-            self.wake()
-        elif event.tuning.modules is not None:
-            self._select(event.tuning.modules)
+    def on(self, event: RootsOver | StepDone | TuningCame) -> None:
+        match event:
+            case RootsOver():
+                self.wake()
+            case StepDone():
+                self.lean.stepped()
+            case TuningCame(tuning):
+                if tuning.modules is not None:
+                    self._select(tuning.modules)
 
     def _select(self, patterns: tuple[str, ...]) -> None:
         """Watches the root, and the modules with a name that fits one of the patterns; without patterns, all."""
@@ -139,7 +141,7 @@ class Hooks:
         self._patterns = patterns
         for key, named in self._known.items():
             self._attach(key, named)
-        if self._is_compiled:
+        if self.lean.has_graphs:
             _forget_compiled()
 
     def rest(self, *, wholly: bool) -> None:
@@ -147,11 +149,11 @@ class Hooks:
 
         ``wholly``: the forward has no work for any but the root's. torch calls modules without hooks faster.
 
-        Not those beside the user's own, whose order would change. In a compiled model, see ``rest_in_graphs``.
+        Not those beside the user's own, whose order would change. Those of a compiled model stay: its graphs run ``lean``.
         """
         self.wake()  # an interruption may have left some off
-        if self._is_compiled:
-            self.rest_in_graphs(wholly=wholly)
+        if self.lean.has_graphs:
+            self.lean.begin(wanted=wholly)
             return
         if self._watched_tables is None:
             self._look_at_tables()
@@ -167,17 +169,6 @@ class Hooks:
         if self._resting is not resting:  # another thread has called ``wake`` meanwhile
             for hooks, number, hook in resting:
                 hooks.setdefault(number, hook)
-
-    def rest_in_graphs(self, *, wholly: bool) -> None:
-        """Has the forward that begins run graphs without the readings of modules, until it is over: ``wholly``, as in ``rest``.
-
-        What was compiled with them is compiled once more for this.
-        """
-        self._in_graphs.rest = wholly and self._is_compiled and compile_once_more()
-
-    @property
-    def rests_in_graphs(self) -> bool:
-        return self._in_graphs.rest
 
     def _look_at_tables(self) -> None:
         tables = {
@@ -280,9 +271,9 @@ class Hooks:
         self.wake()
         if self._abandon.detach() is not None:
             _remove(self._global_handles)
-        if self._is_compiled:
+        if self.lean.has_graphs:
             _forget_compiled()
-            self._is_compiled = False
+            self.lean.forget()
         for handles in self._handles.values():
             _remove(handles)
         self._handles.clear()
@@ -294,10 +285,10 @@ class Hooks:
     @property
     def may_be_compiled(self) -> bool:
         """Whether a compiled graph may have hooks of ours. One that raises in its first run has handed nothing over."""
-        return self._is_compiled or joined.graphs > self._graphs_before
+        return self.lean.has_graphs or joined.graphs > self._graphs_before
 
     def _handed(self, calls: traced.Calls, numbers: traced.Numbers) -> None:
-        self._is_compiled = True
+        self.lean.handed()
         if self._calls is not None:
             self._calls.handed(calls, numbers)
 
@@ -343,12 +334,12 @@ class Hooks:
             _remove(self._handles.pop(key, []))
         elif key not in self._handles and self._calls is not None:
             self._watched_tables = None
-            in_graphs = _InGraphs() if is_root else self._in_graphs  # the root's never rests
-            leave = _Leave(named, self._calls.leave_root if is_root else self._calls.leave, self._handed, in_graphs)
+            lean = Lean() if is_root else self.lean  # the root is measured in each batch
+            leave = _Leave(named, self._calls.leave_root if is_root else self._calls.leave, self._handed, lean)
             # Only the root's hook is called after a forward that raised: it closes the batch.
             handles = [module.register_forward_hook(leave, with_kwargs=True, always_call=is_root)]
             if is_root:
-                enter = _Enter(named, self._calls.enter, self._handed, in_graphs)
+                enter = _Enter(named, self._calls.enter, self._handed, lean)
                 handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
             self._handles[key] = handles
 
@@ -367,20 +358,11 @@ class Hooks:
                 self._learn(named_modules(child, path))
 
 
-class _InGraphs:
-    """Whether hooks rest in graphs. Dynamo reads this as it traces them, and makes a graph for either answer."""
-
-    def __init__(self) -> None:
-        self.rest = False
-
-
 class _Hook(Hidden):
     """A hook that knows its module's names."""
 
-    def __init__(
-        self, named: NamedModule, call: Callable[..., None], handed: Callable[..., None], in_graphs: _InGraphs
-    ) -> None:
-        self.in_graphs = in_graphs
+    def __init__(self, named: NamedModule, call: Callable[..., None], handed: Callable[..., None], lean: Lean) -> None:
+        self.lean = lean
         self._named = named
         self._body = call
         self._receiver = traced.Receiver(named, handed)
@@ -422,7 +404,7 @@ class _Leave(_Hook):
         if len(call) < 3:
             return
         if torch.compiler.is_dynamo_compiling():
-            if not self.in_graphs.rest:
+            if not self.lean.is_on:
                 traced.leave(self.key, *call)
         else:
             self._call(*call)

@@ -76,7 +76,7 @@ def compile_once_more() -> bool:
     if dynamo is None:
         return False
     config, stance = dynamo.config, getattr(dynamo.eval_frame, "_stance", None)
-    if config.error_on_recompile or (stance is not None and stance.stance != "default"):
+    if config.error_on_recompile or getattr(stance, "stance", "default") != "default":
         return False
     name = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"  # torch before 2.6
     if not _given_room:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils.checkpoint import checkpoint
 
 import rankwatch
 from compiled import Net, by_block, in_place, inside_a_function, whole
@@ -195,6 +196,35 @@ def test_what_goes_bad_in_the_graph_without_readings_is_named(compiled: Any, bui
             step(torch.ones(4, 8))
 
 
+class CheckpointedNet(Net):
+    """Its blocks are checkpointed outside of their graphs, which run again in the backward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        out: Tensor = self.head(x)
+        return out
+
+
+def test_what_a_checkpoint_runs_again_in_the_backward_is_the_graph_of_the_forward() -> None:
+    model, counter = CheckpointedNet(), CompileCounterWithBackend("aot_eager")
+    _, notebook = watched(model, every=2)
+    train(by_block(model, counter, fullgraph=True), model, 5)
+    assert counter.frame_count == 2  # of the first block, and of those whose input has a gradient
+    assert {len(notebook.frames(batch)) for batch in (1, 3)} == {2}
+
+
+def test_no_graph_is_lean_before_a_backward_is_known_to_run_none_again() -> None:
+    model, graphs = Net(), Graphs()
+    watched(model, every=2)
+    step = whole(model, graphs, fullgraph=True)
+    outputs = [step(torch.ones(4, 8)).sum() for _ in range(4)]
+    assert len(graphs.made) == 1
+    learn(sum(outputs, start=torch.zeros(())), sgd(model, 1e-3))
+    train(step, model, 2)
+    assert len(graphs.made) == 2
+
+
 def test_where_the_training_lets_nothing_be_compiled_again_each_batch_runs_the_graph_with_readings() -> None:
     model, graphs = Net(), Graphs()
     _, notebook = watched(model, every=3)
@@ -217,9 +247,10 @@ def test_the_second_graph_leaves_the_training_as_many_of_its_own_as_before(
         model, graphs = build(), Graphs()
         _, notebook = watched(model, every=2)
         step = whole(model, graphs, dynamic=False)
+        optimizer = sgd(model, 1e-3)
         for rows in (2, 3, 4):  # each is a graph of its own, with readings and without
             for _ in range(2):
-                step(torch.randn(rows, 8)).sum().backward()
+                learn(step(torch.randn(rows, 8)).sum(), optimizer)
     assert [found > MODULES for found in graphs.readings] == [True, False] * 3
     assert {len(notebook.frames(batch)) for batch in (0, 2, 4)} == {MODULES + 2}
 
