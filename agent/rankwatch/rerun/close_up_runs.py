@@ -20,7 +20,7 @@ from ..measure.extremes import dtype_name
 from ..shared.types.closeup import CloseUp, Precision
 from ..shared.types.frame import Kind, State
 from ..shared.types.trip import Operator
-from ..touch.parts import buffers_in, parameters_in
+from ..touch.parts import buffers_in, modules_in, parameters_in
 from ..touch.torch_private import without_modes
 from .arguments import reading_of, state_of_tensor, storage_of
 from .backward_rerun import RootRun
@@ -107,18 +107,26 @@ def look_closer(
     return found
 
 
-def _was_bad_before(given: Tensor, reader: Operator | None, module: nn.Module) -> str:
+def _was_bad_before(given: Tensor, reader: Operator | None, module: nn.Module, name: Callable[[nn.Module], str]) -> str:
     """Names what was bad before the forward of ``module``. Of a buffer also what read it first, as the read may be the fault."""
-    state = state_of_tensor(given).word
-    weights = (f"the weight {name}" for name, one in module.named_parameters() if storage_of(one) == storage_of(given))
-    buffers = (f"the buffer {name}" for name, one in module.named_buffers() if storage_of(one) == storage_of(given))
-    if weight := next(weights, ""):
-        return f"{weight} was already {state}"
-    buffer = next(buffers, "")
-    if not buffer or reader is None:
-        return f"{buffer or 'the input'} was already {state}"
+    found = next(_places(given, module, name), "the input")
+    was = f"{found} was already {state_of_tensor(given).word}"
+    if reader is None or not found.startswith(_BUFFER):
+        return was
     at = f" at {reader.source.file.rpartition('/')[2]}:{reader.source.line}" if reader.source is not None else ""
-    return f"{buffer} was already {state}; {reader.title}{at} read it first"
+    return f"{was}; {reader.title}{at} read it first"
+
+
+_BUFFER = "the buffer "
+
+
+def _places(value: Tensor, module: nn.Module, name: Callable[[nn.Module], str]) -> Iterator[str]:
+    """Where the module keeps a value, by the names of the whole model: another forward of it has the same."""
+    for title, table in (("the weight ", "_parameters"), (_BUFFER, "_buffers")):
+        for owner in modules_in(module):
+            for label, one in getattr(owner, table).items():
+                if one is not None and storage_of(one) == storage_of(value):
+                    yield title + ".".join(filter(None, (name(owner), label)))
 
 
 def _noted(found: CloseUp, note: str) -> CloseUp:
@@ -244,7 +252,7 @@ class _Look:
             return found, which
         note = found.note
         if not note and repeated.given is not None and forward is not None:
-            note = _was_bad_before(repeated.given, repeated.operator, forward.module)
+            note = _was_bad_before(repeated.given, repeated.operator, forward.module, self._name)
         return repeated._replace(operator=None, note=note), None
 
     def _has_time(self) -> bool:

@@ -230,7 +230,7 @@ def test_what_was_bad_before_is_named_and_of_a_buffer_what_read_it() -> None:
 
     last = nn.Linear(4, 4)
     line = Rows.forward.__code__.co_firstlineno + 2
-    read = f"the buffer cache was already nan; aten.mean at test_closeup.py:{line} read it first"
+    read = f"the buffer 0.cache was already nan; aten.mean at test_closeup.py:{line} read it first"
     assert noted(nn.Sequential(Rows(), last), 2 * ONES, 3 * ONES) == read
     assert noted(nn.Sequential(last), ONES, ONES / 0) == "the input was already inf"
     with torch.no_grad():
