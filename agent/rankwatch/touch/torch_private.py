@@ -76,14 +76,17 @@ def compile_once_more() -> bool:
     if dynamo is None:
         return False
     config, stance = dynamo.config, getattr(dynamo.eval_frame, "_stance", None)
-    if config.error_on_recompile or getattr(stance, "stance", "default") != "default":
+    limit = next((name for name in _LIMITS if hasattr(config, name)), None)
+    if limit is None or getattr(config, "error_on_recompile", False) or getattr(stance, "stance", "default") != "default":
         return False
-    name = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"  # torch before 2.6
     if not _given_room:
-        _given_room.append(getattr(config, name))
-        setattr(config, name, 2 * _given_room[0])
+        _given_room.append(getattr(config, limit))
+        setattr(config, limit, 2 * _given_room[0])
     return True
 
+
+_LIMITS = "recompile_limit", "cache_size_limit"
+"""What torch calls it, and called it before 2.6."""
 
 _given_room: list[int] = []
 """The user's limit, once it was doubled."""

@@ -128,6 +128,14 @@ def test_many_tiny_modules_cost_so_much_that_few_batches_are_full() -> None:
     assert {summary.batch for _, summary in notebook.batches} == set(range(80))  # of the others, the root
 
 
+@pytest.mark.usefixtures("fresh_compiler")
+def test_of_a_compiled_model_as_few_batches_are_full_as_can_be() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model.compile(backend="eager")
+    _, notebook = trained(model, 140, budget=0.9)
+    assert [number for number in full_batches(notebook) if number >= 2 * FIRST] == [64, 128]
+
+
 def test_what_goes_bad_between_two_full_batches_is_named_all_the_same() -> None:
     model = Net()
     model.bad_at = 75
