@@ -50,3 +50,12 @@ def test_compiling(tmp_path: Path) -> None:
     done = finished([sys.executable, str(script), *options])
     assert done.returncode == 0, done.stdout + done.stderr
     assert [row["mode"] for row in json.loads(rows.read_text())] == ["bare (again)", "default"]
+
+
+def test_sections(tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="the benchmark's models are those of transformers")
+    script, rows = Path(__file__).with_name("sections.py"), tmp_path / "rows.json"
+    options = "--models t5 --way eager --small --rounds 2"
+    done = finished([sys.executable, str(script), *options.split(), "--json", str(rows)])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [row["mode"] for row in json.loads(rows.read_text())] == ["bare", "bare (again)", "default", "between"]
