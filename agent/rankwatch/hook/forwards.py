@@ -249,7 +249,7 @@ class Forwards:
             self._raised()  # no hook may have been called when a graph raised: the next graph that begins shows it
         if self._running.enter(is_compiled=True):
             self._open_batch(self._origin_of(is_training, has_gradients))
-            if self._hooks.lean.is_on:  # something odd was noticed since: the next batch is full
+            if self._hooks.lean.is_on:  # its graph was chosen before the batch became full: the next one is
                 self._life.current.is_full = False
             self._batches.enter_compiled()
             self._feed.tell(GraphBegan(self._batches.is_given))

@@ -109,24 +109,25 @@ def look_closer(
 
 def _was_bad_before(given: Tensor, reader: Operator | None, module: nn.Module, name: Callable[[nn.Module], str]) -> str:
     """Names what was bad before the forward of ``module``. Of a buffer also what read it first, as the read may be the fault."""
-    found = next(_places(given, module, name), "the input")
-    was = f"{found} was already {state_of_tensor(given).word}"
-    if reader is None or not found.startswith(_BUFFER):
+    state = state_of_tensor(given).word
+    if weight := next(_names(given, module, "_parameters", name), ""):
+        return f"the weight {weight} was already {state}"
+    buffer = next(_names(given, module, "_buffers", name), "")
+    if not buffer:
+        return f"the input was already {state}"
+    was = f"the buffer {buffer} was already {state}"
+    if reader is None:
         return was
     at = f" at {reader.source.file.rpartition('/')[2]}:{reader.source.line}" if reader.source is not None else ""
     return f"{was}; {reader.title}{at} read it first"
 
 
-_BUFFER = "the buffer "
-
-
-def _places(value: Tensor, module: nn.Module, name: Callable[[nn.Module], str]) -> Iterator[str]:
-    """Where the module keeps a value, by the names of the whole model: another forward of it has the same."""
-    for title, table in (("the weight ", "_parameters"), (_BUFFER, "_buffers")):
-        for owner in modules_in(module):
-            for label, one in getattr(owner, table).items():
-                if one is not None and storage_of(one) == storage_of(value):
-                    yield title + ".".join(filter(None, (name(owner), label)))
+def _names(value: Tensor, module: nn.Module, table: str, name: Callable[[nn.Module], str]) -> Iterator[str]:
+    """A value's names in these tables of the module, within the whole model: another forward of it has the same names."""
+    for owner in modules_in(module):
+        for label, one in getattr(owner, table).items():
+            if one is not None and storage_of(one) == storage_of(value):
+                yield ".".join(filter(None, (name(owner), label)))
 
 
 def _noted(found: CloseUp, note: str) -> CloseUp:
