@@ -167,6 +167,19 @@ def test_between_full_batches_a_second_graph_runs_without_the_readings_of_module
     assert [len(notebook.frames(batch)) for batch in range(7)] == [MODULES + 2, 2, 2] * 2 + [MODULES + 2]
 
 
+@pytest.mark.parametrize("compiled", [whole, in_place])
+def test_the_second_graph_is_that_of_a_model_that_is_not_watched(compiled: Any) -> None:
+    model, bare, graphs = Net(), Graphs(), Graphs()
+    train(compiled(model, bare, fullgraph=True), model, 1)
+    model = Net()
+    watched(model, every=3)
+    train(compiled(model, graphs, fullgraph=True), model, 2)
+    unwatched, full, lean = (
+        [str(node.target) for node in one.graph.nodes if node.op.startswith("call")] for one in [*bare.made, *graphs.made]
+    )
+    assert (lean, full == unwatched) == (unwatched, False)
+
+
 def test_blocks_that_share_a_graph_share_the_one_without_readings() -> None:
     model, graphs = Net(12), Graphs()
     _, notebook = watched(model, every=3)
