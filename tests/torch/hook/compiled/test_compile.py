@@ -169,13 +169,15 @@ def test_between_full_batches_a_second_graph_runs_without_the_readings_of_module
 
 @pytest.mark.parametrize("compiled", [whole, in_place])
 def test_the_second_graph_is_that_of_a_model_that_is_not_watched(compiled: Any) -> None:
-    model, bare, graphs = Net(), Graphs(), Graphs()
-    train(compiled(model, bare, fullgraph=True), model, 1)
-    model = Net()
-    watched(model, every=3)
-    train(compiled(model, graphs, fullgraph=True), model, 2)
+    made = Graphs()
+    for is_watched in (False, True):
+        torch._dynamo.reset()
+        model = Net()
+        if is_watched:
+            watched(model, every=3)
+        train(compiled(model, made, fullgraph=True), model, 2)
     unwatched, full, lean = (
-        [str(node.target) for node in one.graph.nodes if node.op.startswith("call")] for one in [*bare.made, *graphs.made]
+        [str(node.target) for node in one.graph.nodes if node.op.startswith("call")] for one in made.made
     )
     assert (lean, full == unwatched) == (unwatched, False)
 
