@@ -23,10 +23,11 @@ Eight tables:
   calls    The CPU time of the training thread that watching adds to a step, per call of a module: of small modules, where the
            model itself costs next to nothing. On one thread. As in "steps", a figure is the median at each step of the cycle,
            averaged over the cycle.
-  budget   The time of a step once K is known, divided by the bare model's, where all batches are measured and with a budget of
-           0.02. There it is the median of full batches and the median of others, by their share; K is in the row. The steps
-           where all batches are measured count among the full ones. On the CPU it is CPU time of the training thread, on one
-           thread, as in "calls": other work on the machine hardly reaches it.
+  budget   The time of a step once K is known, where all batches are measured and with a budget of 0.02, divided by the mean of
+           two bare models' in the same round; "bare (again)" by that of the first one alone. With a budget the figure is the
+           median of full batches and the median of others, by their share; K is in the row. The steps where all batches are
+           measured count among the full ones. On the CPU it is CPU time of the training thread, on one thread, as in "calls":
+           other work on the machine hardly reaches it.
   counted  The time of a collective in our wrapper of torch's method, in us, over that in the wrapper as it was before calls were
            counted; "to count" is over the same wrapper without counting. In turns, around a method that does nothing, while a
            model is watched. The figures are those of the fastest turns. The user is three frames away.
@@ -438,7 +439,12 @@ def table_of_budget(
     for mode, trainee in trainees.items():
         trainee.warm_up(SETTLED if mode == "budget" else None)
     take_turns(list(trainees.values()), rounds)
-    pairs = {mode: list(zip(one.seconds, trainees["bare"].seconds, strict=True)) for mode, one in trainees.items()}
+    bare, again = (trainees[mode].seconds for mode in MODES_OF_BUDGET[:2])
+    both = [statistics.fmean(pair) for pair in zip(bare, again, strict=True)]  # half the variance of one
+    pairs = {
+        mode: list(zip(one.seconds, bare if mode in MODES_OF_BUDGET[:2] else both, strict=True))
+        for mode, one in trainees.items()
+    }
     rows = list[Line]()
     for mode, trainee in trainees.items():
         every = every_of(trainee) if mode == "budget" else 1
@@ -465,7 +471,7 @@ def _by_share(pairs: Pairs, full: Pairs, every: int, compare: Callable[[float, f
     """The mean of all batches, of which one of ``every`` is full, and its standard error.
 
     Args:
-        pairs: what steps took, each with the bare one of its round. The full ones have numbers that ``every`` divides.
+        pairs: what steps took, each with what bare ones of its round did. The full ones have numbers that ``every`` divides.
         full: those where each batch was full.
     """
     own = [compare(*pair) for number, pair in enumerate(pairs, SETTLED) if number % every == 0]
