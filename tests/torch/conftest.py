@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -10,10 +11,15 @@ import torch.distributed as dist
 
 import lives
 from notebook import unwatch
+from rankwatch.hook import hooks
 
 
 @pytest.fixture(autouse=True)
 def _unwatch() -> Iterator[None]:
+    """A second watched model, left by a test before this one, would change whose losses are told apart."""
+    for left in list(hooks._all):
+        warnings.warn(f"a test before this one has left a {type(left.root).__name__} watched", stacklevel=1)
+        left.remove()
     yield
     unwatch()
 
