@@ -32,9 +32,8 @@ SAMPLES = 5
 """Full batches and others whose costs are taken, at least. The medians count: a busy host interrupts some."""
 
 IN_MEDIANS = 0.9
-"""The share of the budget for the medians. The rest is for what no median has: the looks at an optimizer's state and at the
-weights, of each 64th step alone, are 0.2 % of all steps of GPT-2's shape; and a median of few is below the truth as often as
-above it."""
+"""The share of the budget for the medians. The rest is for the looks at an optimizer's state and at the weights: each 64th step
+alone has them, so no median does. They are 0.2 % of all steps of GPT-2's shape."""
 
 CLOSELY = 50
 """Batches after something odd that are all measured: what leads to an overflow mostly does so within some dozens."""
