@@ -28,7 +28,7 @@ from ..judge.events import (
 from ..judge.settler import Settler
 from ..judge.steps.optimizer_steps import OptimizerSteps
 from ..measure.modules import NamedModule
-from ..measure.recorder import Recorder
+from ..measure.recorder import PendingFrame, Recorder
 from ..measure.sweep import Sweep
 from ..shared.types.frame import Kind, Phase
 from ..shared.types.tuning import Tuning, taken_from
@@ -170,9 +170,10 @@ class Forwards:
         self._settler.raise_waiting()
         batch = self._life.current
         with self.leaving_root() as ends_batch, batch.holding((args, kwargs) if ends_batch else None):
-            if not batch.is_full:
-                args, kwargs = (), {}
-            self._call(named, args, kwargs, output)
+            if batch.is_full:
+                self._call(named, args, kwargs, output)
+            else:
+                self._add(self._recorder.of_root(self._life.next, named, output), named, (), {}, output)
             if ends_batch:
                 if batch.is_streamed and torch.is_grad_enabled():
                     self._feed.tell(OutputsCame(batch.part, batch.entry, output))
@@ -201,7 +202,11 @@ class Forwards:
     # --- frames -------------------------------------------------------------------------------------------------------
 
     def _call(self, named: NamedModule, args: Any, kwargs: Any, output: Any) -> None:
-        frame = self._recorder.call(self._life.next, named, Phase.FORWARD, args, kwargs, output)
+        self._add(
+            self._recorder.call(self._life.next, named, Phase.FORWARD, args, kwargs, output), named, args, kwargs, output
+        )
+
+    def _add(self, frame: PendingFrame, named: NamedModule, args: Any, kwargs: Any, output: Any) -> None:
         self._batches.add(frame, (args, kwargs, output))
         if self._gradients.is_on:  # asked here: most trainings save two calls a module
             self._gradients.watch_call(named, args, kwargs, output, self._life.of_forward)

@@ -22,7 +22,7 @@ from ..rerun.limit import WALL_SECONDS, Limit, before_a_trip
 from ..rerun.loss_graph import LossOrigin
 from ..rerun.repetition import Repeated, repeat
 from ..shared.bounded import BoundedDict
-from ..shared.types.frame import REDUCED, SHARD, SUMMED, Frame, Kind, Phase, ReadingSpec, State
+from ..shared.types.frame import ALL_FINITE, NON_FINITE, REDUCED, SHARD, SUMMED, Frame, Kind, Phase, ReadingSpec, State
 from ..shared.types.trip import BadWeight, GrownWeight, Operator
 from ..shared.words.operators import is_own
 from ..touch.parts import buffers_in, parameters_in
@@ -284,7 +284,7 @@ def _has_finite_outputs(part: BatchPart) -> bool:
         for row, cell in zip(frame.spec.readings, frame.cells, strict=True)
         if row.kind is Kind.OUTPUT
     ]
-    return State.FINITE in made and not any(state in (State.INF, State.NAN) for state in made)
+    return not ALL_FINITE.isdisjoint(made) and NON_FINITE.isdisjoint(made)
 
 
 def _is_same_call(one: PendingFrame, frame: PendingFrame, kind: Kind, label: str) -> bool:

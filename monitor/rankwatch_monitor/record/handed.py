@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from rankwatch.shared.figures import figure
-from rankwatch.shared.types.frame import NO_STAGE, Kind, Phase, Reading, State
+from rankwatch.shared.types.frame import ALL_FINITE, NO_STAGE, NON_FINITE, Kind, Phase, Reading, State
 from rankwatch.shared.words.text import name_ranks
 
 from ..decide.core.report import Report
@@ -18,7 +18,7 @@ MOST_SENDERS = 16
 TOLERANCE = 0.05
 """By how much what arrived may differ: a link in bfloat16 rounds."""
 
-_NUMBERS = (State.FINITE, State.INF, State.NAN)
+_NUMBERS = NON_FINITE | ALL_FINITE
 
 
 def find_handed(report: Report, record: RunRecord) -> str:
@@ -60,7 +60,7 @@ def _outputs(record: RunRecord, rank: int, batch: int) -> Iterator[Reading]:
 
 def _differences(sent: list[Reading], given: list[Reading]) -> Iterator[tuple[Reading, Reading]]:
     for output, arrived in zip(sent, given, strict=False):
-        is_same = output.state is arrived.state
+        is_same = output.state is arrived.state or {output.state, arrived.state} == ALL_FINITE
         if is_same and output.state is State.FINITE:
             is_same = math.isclose(output.abs_max, arrived.abs_max, rel_tol=TOLERANCE)
         if not is_same:

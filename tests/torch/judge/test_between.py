@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,18 +18,22 @@ from models import Calls
 from notebook import Fragile, Gain, Notebook, learn, model_of, ones, sgd, watched, watching
 from rankwatch.api import registry
 from rankwatch.errors import OverflowDetected
+from rankwatch.measure.recorder import LARGE
 from rankwatch.rerun.careful import running_again
-from rankwatch.shared.types.frame import Kind, Moment, Position
+from rankwatch.shared.types.frame import Kind, Moment, Position, State
 from rankwatch.shared.types.trip import Cause, Trip
 from rankwatch.shared.words.cause import classify
+from rankwatch.shared.words.text import format_frame
 from trainings.parts import Root
 
 every_check = pytest.mark.parametrize("check", ["frame", "batch", "async"])
 
 
-def train(model: nn.Module, spoil: Callable[[], object], loss_of: Callable[[Tensor], Tensor], **options: Any) -> Notebook:
+def train(
+    model: nn.Module, spoil: Callable[[], object], loss_of: Callable[[Any], Tensor], *, every: int = 10, **options: Any
+) -> Notebook:
     """Trains for four batches, of which the first is measured in full; ``spoil`` is called before the third."""
-    detector, notebook = watched(model, every=10, **options)
+    detector, notebook = watched(model, every=every, **options)
     registry.remember(detector)  # type: ignore[arg-type]  # detect_overflow finds it there
     optimizer = sgd(model)
     try:
@@ -83,6 +88,59 @@ def test_counts_and_frames_are_those_of_a_full_batch(check: str) -> None:
     assert (between.nan_count, between.inf_count, between.numel) == (0, 12, 12)
     if check == "frame":
         assert (full.nan_count, full.inf_count, full.numel) == (0, 12, 12)
+
+
+class Large(nn.Module):
+    """A layer, a large output and a small one; ``spoil`` changes the former."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.spoil: Callable[[Tensor], Tensor] = lambda large: large
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        small = self.layer(x)
+        return {"large": self.spoil(torch.cat([small.view(-1), torch.full((LARGE,), -2.0)])), "small": small}
+
+
+def put(number: float, place: int) -> Callable[[Tensor], Tensor]:
+    def spoil(large: Tensor) -> Tensor:
+        spoiled = large.clone()
+        spoiled[place] = number
+        return spoiled
+
+    return spoil
+
+
+def test_of_a_large_output_it_is_seen_that_it_is_finite() -> None:
+    """A norm says that; where it is beyond float32, the numbers do."""
+    model = Large()
+    _, notebook = watched(model, every=3)
+    found = []
+    for spoil in (None, None, put(-1e30, LARGE), None):
+        model.spoil = spoil or model.spoil
+        model(ones())
+        model.spoil = put(-2.0, 12)
+        found.append(next(row for row in notebook.frames()[-1].readings if row.label == "output[large]"))
+    assert [row.state for row in found] == [State.FINITE, State.SEEN_FINITE, State.FINITE, State.FINITE]
+    assert found[0].abs_max == found[3].abs_max >= 2.0
+    assert found[2].abs_max == pytest.approx(1e30)
+
+
+@every_check
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("place", [0, LARGE // 2 + 1, LARGE + 11])
+def test_a_large_output_that_only_itself_shows_is_found(number: float, place: int, check: str) -> None:
+    """Or tolerated, as -inf in an output is."""
+    found = []
+    for every in (10, 1):
+        torch.manual_seed(0)
+        model = Large()
+        spoil = partial(setattr, model, "spoil", put(number, place))
+        notebook = train(model, spoil, lambda y: mean(y["small"]), check=check, every=every)
+        found.append([(trip.culprit.label, format_frame(trip.frame), classify(trip)) for trip in notebook.trips])
+        assert len(notebook.trips) == (number != -math.inf)
+    assert found[0] == found[1]
 
 
 def aside() -> Root:

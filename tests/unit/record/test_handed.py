@@ -10,13 +10,14 @@ import pytest
 import records
 from makers import INF, NAN, frame, reading, trip
 from rankwatch.shared.types import messages
-from rankwatch.shared.types.frame import NO_STAGE, Reading
+from rankwatch.shared.types.frame import NO_STAGE, Reading, State
 from rankwatch_monitor.decide.core.journal import NO_RANK, Entry, JobEnded
 from rankwatch_monitor.record import replay
 from rankwatch_monitor.record.handed import find_handed
 from rankwatch_monitor.views import as_json, text
 
 SENT = reading("output", 4e4, dtype="float16")
+SEEN = SENT._replace(abs_min=0.0, abs_max=0.0, state=State.SEEN_FINITE)
 
 
 def handed(folder: Path, sent: Reading | None, given: Reading, stages: tuple[int, int] = (0, 1)) -> tuple[str, Path]:
@@ -54,11 +55,17 @@ def test_what_the_stage_before_did_not_send_is_told(given: Reading, said: str, t
     assert (verdict["handed"], verdict["try"].startswith("give the buffers of both stages one dtype")) == (told, True)
 
 
+def test_an_output_whose_numbers_were_not_measured_differs_from_one_that_is_bad(tmp_path: Path) -> None:
+    told, _ = handed(tmp_path / "run", SEEN, reading("input[0]", NAN))
+    assert told.endswith("was float16, seen finite in batch 2, and input[0] of rank 1 float32, nan")
+
+
 @pytest.mark.parametrize(
     ("sent", "given", "stages"),
     [
         (SENT, reading("input[0]", 4.1e4, dtype="bfloat16"), (0, 1)),  # it was rounded
         (reading("output", NAN), reading("input[0]", NAN), (0, 1)),
+        (SEEN, reading("input[0]", 4e4), (0, 1)),
         (None, reading("input[0]", NAN), (0, 1)),
         (SENT, reading("input[0]", NAN), (NO_STAGE, NO_STAGE)),
         (SENT, reading("input[0]", NAN), (1, 0)),

@@ -70,6 +70,8 @@ class State(enum.IntEnum):
     """Integers and booleans: measured, but they never trip."""
     UNMATERIALISED = 7
     """No values to read: a meta tensor, or a layout that cannot be measured."""
+    SEEN_FINITE = 8
+    """Known to be finite, its numbers are not: see ``Recorder.of_root``."""
 
     @property
     def word(self) -> str:
@@ -81,6 +83,8 @@ NON_FINITE = frozenset({State.INF, State.NAN})
 
 MEASURED = NON_FINITE | {State.FINITE, State.NOT_FLOAT}
 """The states whose abs min and abs max are numbers."""
+
+ALL_FINITE = frozenset({State.FINITE, State.SEEN_FINITE})
 
 DTYPE_MAX = {
     "float64": 1.7976931348623157e308,

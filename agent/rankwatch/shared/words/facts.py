@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ..types.frame import DTYPE_MAX, NON_FINITE, Frame, FrameSpec, Kind, Phase, Reading, State
+from ..types.frame import ALL_FINITE, DTYPE_MAX, NON_FINITE, Frame, FrameSpec, Kind, Phase, Reading, State
 from ..types.trip import BadWeight, Trip
 from .operators import is_own
 
@@ -87,7 +87,7 @@ def last_finite(trip: Trip) -> Frame | None:
     """The last frame of the same batch and phase whose outputs were measured, and finite."""
     for frame in reversed(earlier(trip)):
         made = {r.state for r in frame.readings if r.kind in (Kind.OUTPUT, Kind.MARKED)}
-        is_finite = State.FINITE in made and made.isdisjoint((*NON_FINITE, State.UNMATERIALISED))
+        is_finite = not made.isdisjoint(ALL_FINITE) and made.isdisjoint((*NON_FINITE, State.UNMATERIALISED))
         if is_finite and frame.spec.phase is trip.frame.spec.phase:
             return frame
     return None

@@ -103,6 +103,8 @@ def loss(trip: Trip, why: str = "") -> str:
     if finite:
         outputs = "output was finite (" if len(finite) == 1 else "outputs were finite (largest "
         model = f"the model's {outputs}abs max {figure(max(finite))})"
+    elif any(r.state is State.SEEN_FINITE for r in facts.root_outputs(trip)):
+        model = "the model's output was finite"
     evidence = "; ".join(filter(None, (model, why or by_operator(trip)[1])))
     return f"{evidence}: look at the loss function, its targets, and what it divides by{scale(trip)}"
 

@@ -37,7 +37,8 @@ SCALE = 2.0**64
 
 # Where ranks differ, the envelope has the last of their states in this order. Bytes: bytes.translate() is the fastest.
 _WORST_LAST = (
-    State.NONE, State.NOT_A_TENSOR, State.UNMATERIALISED, State.EMPTY, State.NOT_FLOAT, State.FINITE, State.INF, State.NAN,
+    State.NONE, State.NOT_A_TENSOR, State.UNMATERIALISED, State.EMPTY, State.NOT_FLOAT, State.SEEN_FINITE, State.FINITE,
+    State.INF, State.NAN,
 )  # fmt: skip
 _WEIGHT = bytes(_WORST_LAST.index(State(value)) if value < len(State) else 0 for value in range(256))
 

@@ -8,7 +8,7 @@ import pytest
 
 import makers
 from makers import INF, NAN, frame, reading, trip
-from rankwatch.shared.types.frame import Kind, Phase
+from rankwatch.shared.types.frame import Kind, Phase, State
 from rankwatch.shared.types.trip import BadWeight, Cause, Trip
 from rankwatch.shared.words.cause import RULES, classify
 
@@ -112,3 +112,10 @@ def test_each_rule_tells_one_of_these() -> None:
     (mark,) = (one for one in test_a_rule_tells.pytestmark if one.name == "parametrize")  # type: ignore[attr-defined]
     first = [next(place for place, rule in enumerate(RULES) if rule.when(told)) for told, _, _ in mark.args[1]]
     assert first == list(range(len(RULES)))
+
+
+def test_an_output_whose_numbers_were_not_measured() -> None:
+    seen = reading("output")._replace(state=State.SEEN_FINITE)
+    cause, evidence = classify(replace(NAN_LOSS, frames=(frame(seen, module=""), *NAN_LOSS.frames)))
+    assert cause is Cause.INVALID
+    assert evidence.startswith("the model's output was finite: look at the loss")
