@@ -19,7 +19,8 @@ Eight tables:
            the loss; the fingerprint, of a 16th of the parameters (the mean over the steps), and of all of them at each step. A
            fingerprint is taken as by a rank among others, but not sent. Far below the noise of "steps", and not part of a
            comparison: nothing of it is done twice. "all hooks" is the time in all of them, readings included; "between" those
-           in a batch between two that are measured in full; "budget" the mean once K is known, of full batches and others.
+           in a batch between two that are measured in full ("a rank alone": without the fingerprint, which has a bound of its
+           own); "budget" the mean once K is known, of full batches and others.
   calls    The CPU time of the training thread that watching adds to a step, per call of a module: of small modules, where the
            model itself costs next to nothing. On one thread. As in "steps", a figure is the median at each step of the cycle,
            averaged over the cycle.

@@ -31,6 +31,7 @@ def test_the_benchmark_runs(tmp_path: Path) -> None:
     assert {row["part"] for row in written["parts"]} == {
         *("guard", "root's entry", "loss", "guard, clipped", "root's entry, clipped", "loss, clipped"),
         *("fingerprint", "fingerprint, clipped", "fingerprint, all"),
+        *("a rank alone, between", "a rank alone, between, clipped"),
         *("all hooks", "all hooks, clipped", "all hooks, between", "all hooks, between, clipped", "all hooks, budget"),
     }
     assert {(row["model"], row["way"]) for row in written["calls"]} == {
