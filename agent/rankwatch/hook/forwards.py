@@ -173,7 +173,8 @@ class Forwards:
             if batch.is_full:
                 self._call(named, args, kwargs, output)
             else:
-                self._add(self._recorder.of_root(self._life.next, named, output), named, (), {}, output)
+                frame = self._recorder.of_root(self._life.next, named, output)
+                self._add(frame, named, (), {}, output)
             if ends_batch:
                 if batch.is_streamed and torch.is_grad_enabled():
                     self._feed.tell(OutputsCame(batch.part, batch.entry, output))
@@ -202,9 +203,8 @@ class Forwards:
     # --- frames -------------------------------------------------------------------------------------------------------
 
     def _call(self, named: NamedModule, args: Any, kwargs: Any, output: Any) -> None:
-        self._add(
-            self._recorder.call(self._life.next, named, Phase.FORWARD, args, kwargs, output), named, args, kwargs, output
-        )
+        frame = self._recorder.call(self._life.next, named, Phase.FORWARD, args, kwargs, output)
+        self._add(frame, named, args, kwargs, output)
 
     def _add(self, frame: PendingFrame, named: NamedModule, args: Any, kwargs: Any, output: Any) -> None:
         self._batches.add(frame, (args, kwargs, output))

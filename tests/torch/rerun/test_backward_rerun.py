@@ -23,7 +23,7 @@ def chain(x: Tensor) -> list[Tensor]:
 
 
 def apart(x: Tensor) -> list[Tensor]:
-    """The first two are made from the input, by as many operators; the third from the second."""
+    """The first two are made from the input alone, the third from the second."""
     first, second = x.exp(), x.sin().tan()
     return [first, second, second.cos()]
 

@@ -71,7 +71,7 @@ class State(enum.IntEnum):
     UNMATERIALISED = 7
     """No values to read: a meta tensor, or a layout that cannot be measured."""
     SEEN_FINITE = 8
-    """Known to be finite, its numbers are not: see ``Recorder.of_root``."""
+    """Each value is finite; abs min and abs max were not measured. See ``Recorder.of_root``."""
 
     @property
     def word(self) -> str:
@@ -85,6 +85,7 @@ MEASURED = NON_FINITE | {State.FINITE, State.NOT_FLOAT}
 """The states whose abs min and abs max are numbers."""
 
 ALL_FINITE = frozenset({State.FINITE, State.SEEN_FINITE})
+"""The states of a tensor without inf and nan, whether or not its numbers are known."""
 
 DTYPE_MAX = {
     "float64": 1.7976931348623157e308,

@@ -70,7 +70,7 @@ def worst_rank(record: RunRecord, ranks: tuple[int, int], batches: BatchRange) -
 
 
 def joined(some: Sequence[Series]) -> Series:
-    """Several series in one, in the order of the batches. Where only SEEN_FINITE is known there is no point: the line goes on."""
+    """Several series in one, in the order of the batches. A batch with SEEN_FINITE has no point: no line breaks there."""
     whole = Series(*(np.concatenate(column) for column in zip(*some, strict=True)))
     in_order = np.argsort(whole.batches, kind="stable")
     in_order = in_order[whole.states[in_order] != int(State.SEEN_FINITE)]
