@@ -37,7 +37,25 @@ def one(x: Tensor) -> list[Tensor]:
     return [x.exp(), torch.ones(3)]
 
 
-MADE = [(chain, {0: {1, 2}, 1: {2}}), (apart, {1: {2}}), (turned, {2: {0, 1}, 1: {0}}), (one, {})]
+def of_first(x: Tensor) -> list[Tensor]:
+    first, _ = x.exp(), x.exp()
+    return [first, first.abs().sqrt()]
+
+
+def of_another(x: Tensor) -> list[Tensor]:
+    """As many nodes as ``of_first``, of the same names: the second output is made from another tensor."""
+    first, other = x.exp(), x.exp()
+    return [first, other.abs().sqrt()]
+
+
+MADE: list[tuple[Any, dict[int, set[int]]]] = [
+    (of_first, {0: {1}}),
+    (of_another, {}),
+    (chain, {0: {1, 2}, 1: {2}}),
+    (apart, {1: {2}}),
+    (turned, {2: {0, 1}, 1: {0}}),
+    (one, {}),
+]
 
 
 def test_outputs_are_found_by_the_graph_whatever_came_before() -> None:
